@@ -19,7 +19,7 @@ struct positions {
     enum positions_kind kind;
     int64_t n;         /* first: how many; every: the stride */
     int64_t offset;    /* every: the first position */
-    int64_t *list;     /* list: ascending, each once, >= 0, or negative from the sequence's end; owned by the job */
+    int64_t *list;     /* list: ascending, each once; negative ones count from the sequence's end; owned by the job */
     int64_t n_list;
     double fraction;   /* sample: each position by itself with this probability */
     uint64_t seed;

@@ -68,14 +68,16 @@ uint16_t f32_to_f16(float value)
     if (bits >= 0x47800000u) /* 65536 and above */
         return (uint16_t)(sign | 0x7c00u);
     if (bits < 0x38800000u) {
-        /* below 2^-14: adding 0.5 lines the float's last place up with a half's 2^-24, rounding to nearest even */
+        /* below 2^-14: adding 0.5 lines the float's last place up with a half's 2^-24, rounding to nearest
+         * even */
         float magnitude, shifted;
         memcpy(&magnitude, &bits, sizeof magnitude);
         shifted = magnitude + 0.5f;
         memcpy(&bits, &shifted, sizeof bits);
         return (uint16_t)(sign | (bits - 0x3f000000u));
     }
-    /* rebias the exponent by 15 - 127 and round the 13 dropped bits; a carry runs into the exponent as it should */
+    /* rebias the exponent by 15 - 127 and round the 13 dropped bits; a carry runs into the exponent as it
+     * should */
     bits += 0xfffu + ((bits >> 13) & 1u) - (112u << 23);
     return (uint16_t)(sign | (bits >> 13));
 }

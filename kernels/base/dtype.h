@@ -38,8 +38,8 @@ float f16_to_f32(uint16_t bits);
 /* Round to nearest, ties to even; above 65504 (after rounding) gives infinity, small ones subnormals. */
 uint16_t f32_to_f16(float value);
 
-/* Converts n elements between any two of the float types, or copies where they are equal; int32 <-> int64 too.
- * Source and destination do not overlap. */
+/* Converts n elements between any two of the float types, or copies where they are equal; int32 <-> int64
+ * too. Source and destination do not overlap. */
 void dtype_convert(void *to, enum dtype to_dtype, const void *from, enum dtype from_dtype, size_t n);
 
 #endif

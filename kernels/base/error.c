@@ -4,7 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static enum status record(struct error *error, enum status status, const char *tail, const char *format, va_list args)
+static enum status record(struct error *error, enum status status, const char *tail, const char *format,
+                          va_list args)
 {
     if (error == NULL || error->status != STATUS_OK)
         return status;
@@ -30,7 +31,8 @@ enum status error_set_errno(struct error *error, enum status status, int errnum,
         errnum == ENFILE)
         status = STATUS_RESOURCE;
     char reason[128];
-    /* The XSI strerror_r is not what glibc gives under _GNU_SOURCE; %m would read errno, which cleanup may have set. */
+    /* The XSI strerror_r is not what glibc gives under _GNU_SOURCE; %m would read errno, which cleanup may
+     * have set. */
     snprintf(reason, sizeof reason, "%s", strerror(errnum));
     va_list args;
     va_start(args, format);

@@ -43,8 +43,8 @@ static void write_json(enum log_level level, const char *message)
     time_t seconds = time(NULL);
     struct tm utc;
     strftime(now, sizeof now, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&seconds, &utc));
-    fprintf(stderr, "{\"time\": \"%s\", \"level\": \"%s\", \"rank\": %d, \"message\": \"", now, level_names[level],
-            options.rank);
+    fprintf(stderr, "{\"time\": \"%s\", \"level\": \"%s\", \"rank\": %d, \"message\": \"", now,
+            level_names[level], options.rank);
     for (const unsigned char *c = (const unsigned char *)message; *c != '\0'; c++) {
         if (*c == '"' || *c == '\\')
             fprintf(stderr, "\\%c", *c);

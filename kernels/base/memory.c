@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Each block starts with its size, in a header as large as the alignment so that the caller's part stays aligned. */
+/* Each block starts with its size, in a header as large as the alignment so that the caller's part stays
+ * aligned. */
 struct header {
     size_t bytes;
 };
@@ -42,11 +43,13 @@ enum status memory_allocate(void **out, size_t bytes, const char *what, struct e
     return STATUS_OK;
 }
 
-enum status memory_allocate_array(void **out, size_t count, size_t size, const char *what, struct error *error)
+enum status memory_allocate_array(void **out, size_t count, size_t size, const char *what,
+                                  struct error *error)
 {
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes))
-        return error_set(error, STATUS_RESOURCE, "out of memory: %zu elements of %zu bytes for %s", count, size, what);
+        return error_set(error, STATUS_RESOURCE, "out of memory: %zu elements of %zu bytes for %s", count,
+                         size, what);
     return memory_allocate(out, bytes, what, error);
 }
 

@@ -1,7 +1,7 @@
 /* Memory: aligned, zeroed, counted allocations, and arenas planned before they are allocated.
  *
- * Every allocation of actdump's own that grows with the model, the batch or the corpus goes through here, so that the
- * plan's figures can be checked against what is used, and so that tests can make the n-th one fail.
+ * Every allocation of actdump's own that grows with the model, the batch or the corpus goes through here, so
+ * that the plan's figures can be checked against what is used, and so that tests can make the n-th one fail.
  * Thread safety: all functions may be called from any thread; an arena belongs to one thread at a time. */
 #ifndef ACTDUMP_BASE_MEMORY_H
 #define ACTDUMP_BASE_MEMORY_H
@@ -13,11 +13,12 @@
 /* 64 bytes: a cache line, and the widest vector register. */
 #define MEMORY_ALIGNMENT 64
 
-/* Returns zeroed memory at *out, aligned to MEMORY_ALIGNMENT, owned by the caller. bytes may be 0 (then *out is still
- * a pointer that memory_free takes). On failure the sentence names `what` and the size. */
+/* Returns zeroed memory at *out, aligned to MEMORY_ALIGNMENT, owned by the caller. bytes may be 0 (then *out
+ * is still a pointer that memory_free takes). On failure the sentence names `what` and the size. */
 enum status memory_allocate(void **out, size_t bytes, const char *what, struct error *error);
 /* count * size with overflow checked. */
-enum status memory_allocate_array(void **out, size_t count, size_t size, const char *what, struct error *error);
+enum status memory_allocate_array(void **out, size_t count, size_t size, const char *what,
+                                  struct error *error);
 void memory_free(void *memory); /* NULL is fine */
 
 /* Bytes allocated now, and the most there have been. */
@@ -28,8 +29,8 @@ uint64_t memory_allocation_count(void);
 /* Tests: makes the n-th allocation from now fail (0 is the next; negative: none). */
 void memory_fail_at(int64_t n);
 
-/* An arena hands out aligned pieces of one block. Run the same code twice: first against a measuring arena (base NULL,
- * hands out NULL, only counts), then, after arena_allocate, for real. */
+/* An arena hands out aligned pieces of one block. Run the same code twice: first against a measuring arena
+ * (base NULL, hands out NULL, only counts), then, after arena_allocate, for real. */
 struct arena {
     char *base;      /* NULL while measuring */
     size_t capacity; /* bytes of the block */

@@ -5,8 +5,8 @@
 #include "kernels/base/dtype.h"
 
 /* Element (r, c) lies at data[r * stride + c]. Heads, groups and states are divisions of the columns that the
- * operation names; rows are tokens unless a comment says otherwise. data may be NULL: an optional output that nobody
- * asked for. */
+ * operation names; rows are tokens unless a comment says otherwise. data may be NULL: an optional output that
+ * nobody asked for. */
 struct tensor {
     void *data;
     enum dtype dtype;

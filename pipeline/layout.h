@@ -31,7 +31,7 @@ struct dataset {
 };
 
 struct layout {
-    struct dataset *datasets; /* first the three of /sequences, then each capture's rows/ three, then its values */
+    struct dataset *datasets; /* first the four of /sequences (document, start, length, continues), then each capture's rows/ three, then its values */
     int64_t n_datasets;
     const char **capture_names; /* [n_captures], borrowed */
     int64_t n_captures;

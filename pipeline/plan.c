@@ -1,0 +1,264 @@
+#include "pipeline/plan.h"
+
+#include "kernels/base/memory.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Tokens a batch where run.batch_tokens is "auto": enough rows for a GEMM to run at its rate, few enough for
+ * a layer's activations to stay in the last-level cache. `make bench` shows both sides. */
+#define AUTO_BATCH_TOKENS 2048
+/* Rows a chunk of the narrow tables (rows/..., sequences/...). */
+#define TABLE_CHUNK_ROWS 16384
+
+/* ---------------------------------------------------------------- units */
+
+struct unit_list {
+    int64_t *start, *tokens;
+    int64_t n, capacity;
+};
+
+static enum status grow(struct unit_list *units, struct error *error)
+{
+    int64_t capacity = units->capacity == 0 ? 64 : 2 * units->capacity;
+    void *start = NULL, *tokens = NULL;
+    TRY(memory_allocate_array(&start, (size_t)capacity + 1, sizeof(int64_t), "the list of units", error));
+    enum status status =
+        memory_allocate_array(&tokens, (size_t)capacity + 1, sizeof(int64_t), "the list of units", error);
+    if (status != STATUS_OK) {
+        memory_free(start);
+        return status;
+    }
+    if (units->n > 0) {
+        memcpy(start, units->start, (size_t)units->n * sizeof(int64_t));
+        memcpy(tokens, units->tokens, (size_t)units->n * sizeof(int64_t));
+    }
+    memory_free(units->start);
+    memory_free(units->tokens);
+    units->start = start;
+    units->tokens = tokens;
+    units->capacity = capacity;
+    return STATUS_OK;
+}
+
+/* A unit ends before the sequence that would take it past unit_tokens; with carry only where a document does.
+ */
+static enum status cut_units(const struct job *job, struct corpus *corpus, struct unit_list *units,
+                             struct plan *plan, int64_t *longest, struct error *error)
+{
+    TRY(grow(units, error));
+    for (int64_t i = 0; i < corpus_n_sequences(corpus); i++) {
+        struct sequence s;
+        TRY(corpus_describe(corpus, i, &s, error));
+        bool full = units->n > 0 && units->tokens[units->n - 1] + s.length > job->unit_tokens && !s.continues;
+        if (units->n == 0 || full) {
+            if (units->n == units->capacity)
+                TRY(grow(units, error));
+            units->start[units->n] = i;
+            units->tokens[units->n++] = 0;
+        }
+        units->tokens[units->n - 1] += s.length;
+        plan->n_tokens += s.length;
+        if (s.length > *longest)
+            *longest = s.length;
+    }
+    units->start[units->n] = corpus_n_sequences(corpus);
+    return STATUS_OK;
+}
+
+static int64_t at_least(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static int64_t at_most(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static enum status plan_batches(struct plan *plan, struct corpus *corpus, struct error *error)
+{
+    const struct job *job = plan->job;
+    struct unit_list units = {0};
+    int64_t longest = 1;
+    enum status status = cut_units(job, corpus, &units, plan, &longest, error);
+    plan->unit_start = units.start;
+    plan->unit_tokens = units.tokens;
+    plan->n_units = units.n;
+    TRY(status);
+    plan->n_sequences = corpus_n_sequences(corpus);
+    if (plan->n_sequences == 0)
+        return error_set(
+            error, STATUS_INPUT, "%s: nothing to run: no sequences (%lld documents, %lld of them empty)",
+            job->corpus.path, (long long)corpus_n_documents(corpus), (long long)corpus_n_empty(corpus));
+    plan->batch_tokens = job->batch_tokens > 0 ? job->batch_tokens : AUTO_BATCH_TOKENS;
+    int64_t largest_unit = 1;
+    for (int64_t u = 0; u < plan->n_units; u++)
+        largest_unit = at_least(largest_unit, plan->unit_tokens[u]);
+    int64_t max_tokens = at_most(at_least(plan->batch_tokens, longest), largest_unit);
+    if (max_tokens > INT32_MAX / 4)
+        return error_set(error, STATUS_USAGE, "%s: a batch of %lld tokens is too large; at most %d",
+                         job->source, (long long)max_tokens, INT32_MAX / 4);
+    plan->limits =
+        (struct replica_limits){.max_tokens = max_tokens,
+                                .max_windows = max_tokens,
+                                .max_position = job->corpus.carry ? corpus_longest_run(corpus) : longest,
+                                .carry = job->corpus.carry};
+    plan->n_keys = job->corpus.carry ? corpus_longest_run(corpus) : job->corpus.context;
+    return STATUS_OK;
+}
+
+/* ---------------------------------------------------------------- layout */
+
+static void add_table(struct layout *layout, int capture, enum dataset_rows rows, const char *path,
+                      enum dtype dtype)
+{
+    struct dataset *d = &layout->datasets[layout->n_datasets++];
+    *d = (struct dataset){.capture = capture,
+                          .rows = rows,
+                          .layer = -1,
+                          .dtype = dtype,
+                          .source_dtype = dtype,
+                          .width = 1,
+                          .row_bytes = (int64_t)dtype_size(dtype),
+                          .chunk_rows = TABLE_CHUNK_ROWS};
+    snprintf(d->path, sizeof d->path, "%s", path);
+}
+
+static void add_column(struct layout *layout, int capture, const char *name, const struct column *column,
+                       enum dtype load_dtype)
+{
+    struct dataset *d = &layout->datasets[layout->n_datasets++];
+    *d = (struct dataset){.capture = capture,
+                          .rows = column->per == PER_SEQUENCE ? ROWS_OF_SEQUENCES : ROWS_OF_CAPTURE,
+                          .is_value = true,
+                          .value = column->value,
+                          .layer = column->layer,
+                          .dtype = column->dtype,
+                          .source_dtype = column->dtype == DTYPE_F16 ? DTYPE_F32 : column->dtype,
+                          .load_dtype = load_dtype,
+                          .n_axes = column->shape.n_axes,
+                          .width = column->shape.width,
+                          .row_bytes = column->row_bytes,
+                          .chunk_rows = column->chunk_rows};
+    snprintf(d->path, sizeof d->path, "%s/%s", name, column->path);
+    for (int i = 0; i < d->n_axes; i++) {
+        d->axis_names[i] = column->shape.axis_names[i];
+        d->axis_sizes[i] = column->shape.axis_sizes[i];
+    }
+}
+
+static enum status plan_layout(struct plan *plan, struct error *error)
+{
+    const struct job *job = plan->job;
+    int64_t n = DATASET_SEQUENCES_COUNT;
+    for (int64_t c = 0; c < plan->captures.n; c++)
+        n += 3 + plan->captures.list[c].n_columns;
+    struct layout *layout = &plan->layout;
+    layout->compression = job->compression;
+    layout->n_captures = plan->captures.n;
+    void *datasets, *names, *first;
+    TRY(memory_allocate_array(&datasets, (size_t)n, sizeof(struct dataset), "the layout", error));
+    layout->datasets = datasets;
+    TRY(memory_allocate_array(&names, (size_t)plan->captures.n, sizeof(char *), "the layout", error));
+    layout->capture_names = names;
+    TRY(memory_allocate_array(&first, (size_t)plan->captures.n, sizeof(int64_t), "the layout", error));
+    plan->first_dataset = first;
+    add_table(layout, -1, ROWS_OF_SEQUENCES, "sequences/document", DTYPE_I64);
+    add_table(layout, -1, ROWS_OF_SEQUENCES, "sequences/start", DTYPE_I64);
+    add_table(layout, -1, ROWS_OF_SEQUENCES, "sequences/length", DTYPE_I64);
+    add_table(layout, -1, ROWS_OF_SEQUENCES, "sequences/continues", DTYPE_I32);
+    for (int64_t c = 0; c < plan->captures.n; c++) {
+        const struct capture *capture = &plan->captures.list[c];
+        const char *name = capture->spec->name;
+        char path[224];
+        layout->capture_names[c] = name;
+        plan->first_dataset[c] = layout->n_datasets;
+        snprintf(path, sizeof path, "%s/rows/sequence", name);
+        add_table(layout, (int)c, ROWS_OF_CAPTURE, path, DTYPE_I64);
+        snprintf(path, sizeof path, "%s/rows/position", name);
+        add_table(layout, (int)c, ROWS_OF_CAPTURE, path, DTYPE_I32);
+        snprintf(path, sizeof path, "%s/rows/input_ids", name);
+        add_table(layout, (int)c, ROWS_OF_CAPTURE, path, DTYPE_I32);
+        for (int64_t i = 0; i < capture->n_columns; i++)
+            add_column(layout, (int)c, name, &capture->columns[i], plan->model->load_dtype);
+    }
+    return STATUS_OK;
+}
+
+static enum status fill(struct plan *plan, struct corpus *corpus, struct error *error)
+{
+    TRY(plan_batches(plan, corpus, error));
+    TRY(capture_resolve(plan->job, plan->model, plan->n_keys, &plan->captures, error));
+    return plan_layout(plan, error);
+}
+
+enum status plan_create(const struct job *job, const struct model *model, struct corpus *corpus,
+                        struct plan **out, struct error *error)
+{
+    void *memory;
+    TRY(memory_allocate(&memory, sizeof(struct plan), "the plan", error));
+    struct plan *plan = memory;
+    plan->job = job;
+    plan->model = model;
+    enum status status = fill(plan, corpus, error);
+    if (status != STATUS_OK) {
+        plan_free(plan);
+        return status;
+    }
+    *out = plan;
+    return STATUS_OK;
+}
+
+void plan_free(struct plan *plan)
+{
+    if (plan == NULL)
+        return;
+    memory_free(plan->first_dataset);
+    memory_free(plan->layout.datasets);
+    memory_free(plan->layout.capture_names);
+    capture_list_free(&plan->captures);
+    memory_free(plan->unit_start);
+    memory_free(plan->unit_tokens);
+    memory_free(plan);
+}
+
+/* ---------------------------------------------------------------- the bill */
+
+static enum status count_sequence(const struct plan *plan, struct corpus *corpus, int64_t index,
+                                  bool needs_ids, int32_t *buffer, int64_t *rows, struct error *error)
+{
+    struct sequence s;
+    int64_t longest = at_least(plan->limits.max_tokens, plan->job->corpus.context);
+    int32_t *ids = buffer, *positions = buffer + longest;
+    if (needs_ids)
+        TRY(corpus_read(corpus, index, &s, ids, error));
+    else
+        TRY(corpus_describe(corpus, index, &s, error));
+    for (int64_t c = 0; c < plan->captures.n; c++)
+        rows[c] += capture_select(&plan->captures.list[c].spec->positions, index, ids, s.length, positions);
+    return STATUS_OK;
+}
+
+enum status plan_count_rows(const struct plan *plan, struct corpus *corpus, int64_t *rows,
+                            struct error *error)
+{
+    bool needs_ids = false;
+    for (int64_t c = 0; c < plan->captures.n; c++) {
+        needs_ids |= plan->captures.list[c].spec->positions.n_skip_ids > 0;
+        rows[c] = 0;
+    }
+    void *buffer;
+    int64_t longest = at_least(plan->limits.max_tokens, plan->job->corpus.context);
+    TRY(memory_allocate_array(&buffer, 2 * (size_t)longest, sizeof(int32_t), "counting rows", error));
+    enum status status = STATUS_OK;
+    for (int64_t i = 0; i < plan->n_sequences && status == STATUS_OK; i++)
+        status = count_sequence(plan, corpus, i, needs_ids, buffer, rows, error);
+    memory_free(buffer);
+    return status;
+}
+
+int64_t plan_column_bytes(const struct plan *plan, const struct column *column, int64_t capture_rows)
+{
+    return column->row_bytes * (column->per == PER_SEQUENCE ? plan->n_sequences : capture_rows);
+}

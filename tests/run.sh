@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Builds and tests in three stages: release (everything), asan (AddressSanitizer and UndefinedBehaviorSanitizer: unit
+# tests and the main whole-program tests), tsan (the threaded parts). All stages run even where one fails; the last line
+# sums them up and the exit status is 0 only where every test of every stage passed.
+#   tests/run.sh [release|asan|tsan ...]
+set -u
+cd "$(dirname "$0")/.." || exit 1
+jobs=${JOBS:-$(nproc)}
+results=build/results
+mkdir -p "$results"
+rm -f "$results"/*.xml
+status=0
+
+build() { # preset, folder
+  printf '== %s: building in %s\n' "$1" "$2"
+  local log=$results/build-$1.log
+  if ! { cmake --preset "$1" -DACTDUMP_PYTHON="$PWD/build/venv/bin/python" && cmake --build "$2" -j "$jobs"; } >"$log" 2>&1; then
+    grep -E -A 12 'error|Error' "$log" | head -n 60
+    printf '== %s: the build failed, its log is %s\n' "$1" "$log"
+    status=1
+    printf '<testsuite><testcase name="build of %s" status="fail"/></testsuite>\n' "$1" >"$results/$1.xml"
+    return 1
+  fi
+}
+
+check() { # stage, folder, ctest's selection ...
+  local stage=$1 folder=$2
+  shift 2
+  printf '== %s: testing\n' "$stage"
+  ctest --test-dir "$folder" -j "$jobs" --output-on-failure --no-tests=error --output-junit "$PWD/$results/$stage.xml" "$@" ||
+    status=1
+}
+
+run_stage() {
+  case "$1" in
+  release) build test build && check release build ;;
+  asan) build asan build/asan && check asan build/asan -L 'unit|fuzz|sanitized' ;;
+  tsan) build tsan build/tsan && check tsan build/tsan -R '^test_(writer|schedule|statistics|threads)$' ;;
+  *)
+    printf 'usage: tests/run.sh [release|asan|tsan ...]\n' >&2
+    exit 2
+    ;;
+  esac
+}
+
+for stage in "${@:-release asan tsan}"; do
+  for one in $stage; do
+    run_stage "$one"
+  done
+done
+build/venv/bin/python tests/summary.py "$results"/*.xml || status=1
+exit $status

@@ -1,0 +1,187 @@
+#include "kernels/cpu/cpu.h"
+#include "kernels/base/memory.h"
+#include "kernels/cpu/gemm.h"
+
+#include "cpu_op_files.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define DECLARE_FILLERS(file)                                                                                \
+    void cpu_fill_##file##_baseline(struct backend_ops *ops);                                                \
+    void cpu_fill_##file##_avx2(struct backend_ops *ops);                                                    \
+    void cpu_fill_##file##_avx512(struct backend_ops *ops);
+CPU_OP_FILES(DECLARE_FILLERS)
+
+#define LIST_FILLERS(file) {cpu_fill_##file##_baseline, cpu_fill_##file##_avx2, cpu_fill_##file##_avx512},
+static void (*const fillers[][CPU_ISA_COUNT])(struct backend_ops *ops) = {CPU_OP_FILES(LIST_FILLERS)};
+
+const char *cpu_isa_name(enum cpu_isa isa)
+{
+    static const char *const names[CPU_ISA_COUNT] = {"baseline", "avx2", "avx512"};
+    return names[isa];
+}
+
+void *cpu_scratch(struct backend *b, size_t bytes)
+{
+    struct cpu_backend *cpu = cpu_get(b);
+    if (bytes > cpu->scratch_bytes) {
+        memory_free(cpu->scratch);
+        cpu->scratch = NULL;
+        cpu->scratch_bytes = 0;
+        if (memory_allocate(&cpu->scratch, bytes, "working memory of a CPU operation", &b->error) !=
+            STATUS_OK)
+            return NULL;
+        cpu->scratch_bytes = bytes;
+    }
+    return cpu->scratch;
+}
+
+static enum status cpu_allocate(struct backend *b, void **out, size_t bytes, const char *what,
+                                struct error *error)
+{
+    (void)b;
+    return memory_allocate(out, bytes, what, error);
+}
+
+static void cpu_release(struct backend *b, void *memory)
+{
+    (void)b;
+    memory_free(memory);
+}
+
+static void cpu_copy(struct backend *b, void *to, const void *from, size_t bytes)
+{
+    if (!cpu_has_failed(b) && bytes > 0)
+        memcpy(to, from, bytes);
+}
+
+static enum status cpu_synchronize(struct backend *b, struct error *error)
+{
+    enum status status = b->error.status;
+    if (status != STATUS_OK)
+        error_set(error, status, "%s", b->error.text);
+    error_clear(&b->error);
+    return status;
+}
+
+static enum status cpu_matrix_create(struct backend *b, const struct tensor *w, enum dtype compute,
+                                     const char *name, struct matrix **out, struct error *error)
+{
+    return gemm_pack(cpu_get(b)->gemm, w, compute, name, out, error);
+}
+
+static void cpu_matrix_destroy(struct backend *b, struct matrix *matrix)
+{
+    (void)b;
+    gemm_unpack(matrix);
+}
+
+static size_t cpu_matrix_bytes(struct backend *b, int64_t n, int64_t k, enum dtype compute)
+{
+    return gemm_bytes(cpu_get(b)->gemm, n, k, compute);
+}
+
+static bool has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+static bool has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+/* The best set of the machine, or a lesser one that ACTDUMP_ISA names. */
+static enum status choose_isa(enum cpu_isa *out, struct error *error)
+{
+    enum cpu_isa best = has_avx512() ? CPU_AVX512 : has_avx2() ? CPU_AVX2 : CPU_BASELINE;
+    const char *wanted = getenv("ACTDUMP_ISA");
+    if (wanted == NULL || *wanted == '\0') {
+        *out = best;
+        return STATUS_OK;
+    }
+    for (int isa = CPU_BASELINE; isa <= (int)best; isa++) {
+        if (strcasecmp(wanted, cpu_isa_name((enum cpu_isa)isa)) == 0) {
+            *out = (enum cpu_isa)isa;
+            return STATUS_OK;
+        }
+    }
+    return error_set(
+        error, STATUS_USAGE,
+        "the environment variable ACTDUMP_ISA is \"%s\"; expected baseline, avx2 or avx512, and no "
+        "more than this CPU has, which is %s",
+        wanted, cpu_isa_name(best));
+}
+
+/* Processors that this process may run on; at least 1. */
+static int count_processors(void)
+{
+    for (int n = 1024; n <= 1 << 20; n *= 4) {
+        cpu_set_t *set = CPU_ALLOC(n);
+        if (set == NULL)
+            return 1;
+        size_t bytes = CPU_ALLOC_SIZE(n);
+        int failed = sched_getaffinity(0, bytes, set);
+        int count = failed ? 0 : CPU_COUNT_S(bytes, set);
+        CPU_FREE(set);
+        if (!failed)
+            return count > 0 ? count : 1;
+    }
+    return 1;
+}
+
+static void fill_table(struct cpu_backend *cpu)
+{
+    cpu->ops = (struct backend_ops){.allocate = cpu_allocate,
+                                    .release = cpu_release,
+                                    .upload = cpu_copy,
+                                    .download = cpu_copy,
+                                    .synchronize = cpu_synchronize,
+                                    .matrix_create = cpu_matrix_create,
+                                    .matrix_destroy = cpu_matrix_destroy,
+                                    .matrix_bytes = cpu_matrix_bytes};
+    for (size_t i = 0; i < sizeof fillers / sizeof fillers[0]; i++)
+        fillers[i][cpu->isa](&cpu->ops);
+    cpu->base.ops = &cpu->ops;
+}
+
+enum status backend_create_cpu(int n_threads, struct backend **out, struct error *error)
+{
+    enum cpu_isa isa = CPU_BASELINE;
+    TRY(choose_isa(&isa, error));
+    void *memory;
+    TRY(memory_allocate(&memory, sizeof(struct cpu_backend), "the CPU backend", error));
+    struct cpu_backend *cpu = memory;
+    cpu->isa = isa;
+    cpu->base.is_host = true;
+    cpu->base.n_threads = n_threads > 0 ? n_threads : count_processors();
+    snprintf(cpu->base.name, sizeof cpu->base.name, "cpu (%s, %d thread%s)", cpu_isa_name(isa),
+             cpu->base.n_threads, cpu->base.n_threads == 1 ? "" : "s");
+    fill_table(cpu);
+    enum status status = gemm_create(cpu->base.n_threads, isa == CPU_AVX512, &cpu->gemm, error);
+    if (status == STATUS_OK)
+        status =
+            memory_allocate(&cpu->scratch, CPU_SCRATCH_BYTES, "working memory of the CPU backend", error);
+    if (status != STATUS_OK) {
+        backend_destroy(&cpu->base);
+        return status;
+    }
+    cpu->scratch_bytes = CPU_SCRATCH_BYTES;
+    *out = &cpu->base;
+    return STATUS_OK;
+}
+
+void backend_destroy(struct backend *backend)
+{
+    if (backend == NULL)
+        return;
+    struct cpu_backend *cpu = cpu_get(backend);
+    gemm_destroy(cpu->gemm);
+    memory_free(cpu->scratch);
+    memory_free(cpu);
+}

@@ -1,0 +1,108 @@
+/* Sums, products and gates of equal elements. */
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd.h"
+
+static void add_scaled_row(const struct tensor *x, const struct tensor *y, float scale,
+                           const struct tensor *out, int64_t row)
+{
+    const void *x_row = tensor_row(x, row), *y_row = tensor_row(y, row);
+    void *out_row = tensor_row(out, row);
+    int64_t n = out->cols;
+    for (int64_t i = 0; i < n; i += SIMD_WIDTH) {
+        vfloat sum = simd_read(x_row, x->dtype, i, n) + simd_read(y_row, y->dtype, i, n) * scale;
+        simd_write(out_row, out->dtype, i, n, sum);
+    }
+}
+
+static void cpu_add_scaled(struct backend *b, struct tensor x, struct tensor y, float scale,
+                           struct tensor out)
+{
+    if (cpu_has_failed(b))
+        return;
+#pragma omp parallel for num_threads(b->n_threads)
+    for (int64_t row = 0; row < out.rows; row++)
+        add_scaled_row(&x, &y, scale, &out, row);
+}
+
+static void cpu_add(struct backend *b, struct tensor x, struct tensor y, struct tensor out)
+{
+    cpu_add_scaled(b, x, y, 1.0f, out);
+}
+
+static void silu_mul_row(const struct tensor *gate, const struct tensor *up, const struct tensor *activation,
+                         const struct tensor *y, int64_t row)
+{
+    const void *gate_row = tensor_row(gate, row), *up_row = tensor_row(up, row);
+    void *y_row = tensor_row(y, row);
+    void *activation_row = activation->data == NULL ? NULL : tensor_row(activation, row);
+    int64_t n = y->cols;
+    for (int64_t i = 0; i < n; i += SIMD_WIDTH) {
+        vfloat silu = simd_silu(simd_read(gate_row, gate->dtype, i, n));
+        vfloat product = silu * simd_read(up_row, up->dtype, i, n);
+        if (activation_row != NULL)
+            simd_write(activation_row, activation->dtype, i, n, silu);
+        simd_write(y_row, y->dtype, i, n, product);
+    }
+}
+
+static void cpu_silu_mul(struct backend *b, struct tensor gate, struct tensor up, struct tensor activation,
+                         struct tensor y)
+{
+    if (cpu_has_failed(b))
+        return;
+#pragma omp parallel for num_threads(b->n_threads)
+    for (int64_t row = 0; row < y.rows; row++)
+        silu_mul_row(&gate, &up, &activation, &y, row);
+}
+
+/* One gate for each element. */
+static void softplus_gate_elements(const struct tensor *x, const struct tensor *gate, const struct tensor *y,
+                                   int64_t row)
+{
+    const void *x_row = tensor_row(x, row), *gate_row = tensor_row(gate, row);
+    void *y_row = tensor_row(y, row);
+    int64_t n = y->cols;
+    for (int64_t i = 0; i < n; i += SIMD_WIDTH) {
+        vfloat factor = simd_softplus(simd_read(gate_row, gate->dtype, i, n));
+        simd_write(y_row, y->dtype, i, n, simd_read(x_row, x->dtype, i, n) * factor);
+    }
+}
+
+/* One gate for each head of head_dim elements. */
+static void softplus_gate_heads(const struct tensor *x, const struct tensor *gate, int head_dim,
+                                const struct tensor *y, int64_t row)
+{
+    for (int64_t head = 0; head < gate->cols; head++) {
+        struct tensor x_head = tensor_cols(*x, head * head_dim, head_dim);
+        struct tensor y_head = tensor_cols(*y, head * head_dim, head_dim);
+        const void *x_row = tensor_row(&x_head, row);
+        void *y_row = tensor_row(&y_head, row);
+        float value = simd_read(tensor_row(gate, row), gate->dtype, head, head + 1)[0];
+        vfloat factor = simd_softplus(simd_set(value));
+        for (int64_t i = 0; i < head_dim; i += SIMD_WIDTH)
+            simd_write(y_row, y->dtype, i, head_dim, simd_read(x_row, x->dtype, i, head_dim) * factor);
+    }
+}
+
+static void cpu_softplus_gate(struct backend *b, struct tensor x, struct tensor gate, int head_dim,
+                              struct tensor y)
+{
+    if (cpu_has_failed(b))
+        return;
+#pragma omp parallel for num_threads(b->n_threads)
+    for (int64_t row = 0; row < y.rows; row++) {
+        if (gate.cols == x.cols)
+            softplus_gate_elements(&x, &gate, &y, row);
+        else
+            softplus_gate_heads(&x, &gate, head_dim, &y, row);
+    }
+}
+
+void CPU_NAME(cpu_fill_elementwise)(struct backend_ops *ops);
+void CPU_NAME(cpu_fill_elementwise)(struct backend_ops *ops)
+{
+    ops->add = cpu_add;
+    ops->add_scaled = cpu_add_scaled;
+    ops->silu_mul = cpu_silu_mul;
+    ops->softplus_gate = cpu_softplus_gate;
+}

@@ -1,0 +1,246 @@
+/* Vectors of float32 as wide as the instruction set that the file is compiled for: 4, 8 or 16.
+ *
+ * Written with the vector extensions of GCC and clang; intrinsics only where those give poor code. The
+ * compiler fuses a * b + c (-ffp-contract=fast). Infinities and NaNs go through all functions as through the
+ * formulas they stand for.
+ *
+ * Polynomials here are minimax fits of our own (Lawson's weighted least squares in float64). */
+#ifndef ACTDUMP_CPU_SIMD_H
+#define ACTDUMP_CPU_SIMD_H
+
+#include "kernels/base/dtype.h"
+
+#include <stdint.h>
+#include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#else
+#include <emmintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define SIMD_WIDTH 16
+#elif defined(__AVX2__)
+#define SIMD_WIDTH 8
+#else
+#define SIMD_WIDTH 4
+#endif
+
+typedef float vfloat __attribute__((vector_size(4 * SIMD_WIDTH)));
+typedef int32_t vint __attribute__((vector_size(4 * SIMD_WIDTH)));
+typedef uint32_t vuint __attribute__((vector_size(4 * SIMD_WIDTH)));
+typedef uint16_t vhalf __attribute__((vector_size(2 * SIMD_WIDTH)));
+
+#define SIMD_INLINE static inline __attribute__((always_inline, unused))
+
+SIMD_INLINE vfloat simd_set(float value)
+{
+    return value - (vfloat){0};
+}
+
+SIMD_INLINE vfloat simd_load(const float *from)
+{
+    vfloat v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+SIMD_INLINE void simd_store(float *to, vfloat v)
+{
+    memcpy(to, &v, sizeof v);
+}
+
+SIMD_INLINE vfloat simd_load_bf16(const uint16_t *from)
+{
+    vhalf h;
+    memcpy(&h, from, sizeof h);
+    return (vfloat)(__builtin_convertvector(h, vuint) << 16);
+}
+
+/* mask ? a : b, each lane of mask being 0 or -1 (what comparisons give). */
+SIMD_INLINE vfloat simd_select(vint mask, vfloat a, vfloat b)
+{
+    return (vfloat)((mask & (vint)a) | (~mask & (vint)b));
+}
+
+/* Rounds to nearest even; NaNs stay NaNs, as f32_to_bf16 does it. */
+SIMD_INLINE vhalf simd_to_bf16(vfloat v)
+{
+    vuint bits = (vuint)v;
+    vuint rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    vuint quiet = (bits >> 16) | 0x0040u;
+    vuint is_number = (vuint)(v == v);
+    return __builtin_convertvector((rounded & is_number) | (quiet & ~is_number), vhalf);
+}
+
+SIMD_INLINE void simd_store_bf16(uint16_t *to, vfloat v)
+{
+    vhalf h = simd_to_bf16(v);
+    memcpy(to, &h, sizeof h);
+}
+
+/* Elements [i, i + SIMD_WIDTH) of a row of `n` elements of float32 or bfloat16; lanes past n are 0. For loops
+ *     for (int64_t i = 0; i < n; i += SIMD_WIDTH)
+ * that need no tail of their own. */
+SIMD_INLINE vfloat simd_read(const void *row, enum dtype dtype, int64_t i, int64_t n)
+{
+    if (n - i >= SIMD_WIDTH)
+        return dtype == DTYPE_F32 ? simd_load((const float *)row + i)
+                                  : simd_load_bf16((const uint16_t *)row + i);
+    float lanes[SIMD_WIDTH] = {0};
+    for (int64_t lane = 0; lane < n - i; lane++)
+        lanes[lane] = dtype == DTYPE_F32 ? ((const float *)row)[i + lane]
+                                         : bf16_to_f32(((const uint16_t *)row)[i + lane]);
+    return simd_load(lanes);
+}
+
+/* The reverse; lanes past n are dropped. */
+SIMD_INLINE void simd_write(void *row, enum dtype dtype, int64_t i, int64_t n, vfloat v)
+{
+    if (n - i >= SIMD_WIDTH) {
+        if (dtype == DTYPE_F32)
+            simd_store((float *)row + i, v);
+        else
+            simd_store_bf16((uint16_t *)row + i, v);
+        return;
+    }
+    for (int64_t lane = 0; lane < n - i; lane++) {
+        if (dtype == DTYPE_F32)
+            ((float *)row)[i + lane] = v[lane];
+        else
+            ((uint16_t *)row)[i + lane] = f32_to_bf16(v[lane]);
+    }
+}
+
+/* The larger and the smaller; where either is a NaN, b. */
+SIMD_INLINE vfloat simd_max(vfloat a, vfloat b)
+{
+#if defined(__AVX512F__)
+    return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+    return _mm256_max_ps(a, b);
+#else
+    return _mm_max_ps(a, b);
+#endif
+}
+
+SIMD_INLINE vfloat simd_min(vfloat a, vfloat b)
+{
+#if defined(__AVX512F__)
+    return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+    return _mm256_min_ps(a, b);
+#else
+    return _mm_min_ps(a, b);
+#endif
+}
+
+SIMD_INLINE vfloat simd_abs(vfloat v)
+{
+    return (vfloat)((vint)v & 0x7fffffff);
+}
+
+/* Sum and maximum over the lanes, in pairs: lane i with lane i + half. */
+SIMD_INLINE float simd_sum(vfloat v)
+{
+    float lanes[SIMD_WIDTH];
+    simd_store(lanes, v);
+    for (int half = SIMD_WIDTH / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+SIMD_INLINE float simd_highest(vfloat v)
+{
+    float lanes[SIMD_WIDTH];
+    simd_store(lanes, v);
+    for (int half = SIMD_WIDTH / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+    return lanes[0];
+}
+
+/* 1.5 * 2^23: adding it to a float below 2^22 in size rounds that to a whole number, in the low mantissa
+ * bits. */
+#define SIMD_ROUNDER 12582912.0f
+
+/* 2^n for whole numbers in rounded = n + SIMD_ROUNDER, -126 <= n <= 127. */
+SIMD_INLINE vfloat simd_power_of_two(vfloat rounded)
+{
+    return (vfloat)((((vint)rounded - 0x4b400000) + 127) << 23);
+}
+
+/* p * 2^n with n from -252 to 254: through two factors, so that results may be subnormal or overflow. */
+SIMD_INLINE vfloat simd_scale(vfloat p, vfloat rounded)
+{
+    vint n = (vint)rounded - 0x4b400000;
+    vint half = n >> 1;
+    vfloat first = (vfloat)((half + 127) << 23);
+    vfloat second = (vfloat)((n - half + 127) << 23);
+    return p * first * second;
+}
+
+/* e^x, relative error below 1.2e-7 where the result is normal; inf above 88.73, 0 below -103.98. */
+SIMD_INLINE vfloat simd_exp(vfloat x)
+{
+    x = simd_min(simd_set(90.0f), simd_max(simd_set(-105.0f), x));
+    vfloat rounded = x * 1.44269504f + SIMD_ROUNDER;
+    vfloat n = rounded - SIMD_ROUNDER;
+    /* ln 2 in two parts: the first has 9 bits, so that n times it is exact even without fused multiply-add.
+     */
+    vfloat r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    vfloat p = r * 0.0013814598631f + 0.0083687169304f;
+    p = p * r + 0.0416683880497f;
+    p = p * r + 0.1666652063129f;
+    p = p * r + 0.4999999344777f;
+    p = p * (r * r) + r;
+    return simd_scale(p + 1.0f, rounded);
+}
+
+/* 2^x for x <= 0, relative error below 2e-7; exactly 1 at 0. Below -126 the result is a number below 2^-125
+ * rather than a smaller one: for decays that are multiplied by something ordinary. */
+SIMD_INLINE vfloat simd_exp2_decay(vfloat x)
+{
+    x = simd_max(simd_set(-126.0f), x);
+    vfloat rounded = x + SIMD_ROUNDER;
+    vfloat r = x - (rounded - SIMD_ROUNDER);
+    vfloat p = r * 0.0013264727303f + 0.0096715127287f;
+    p = p * r + 0.0555073374381f;
+    p = p * r + 0.2402224208402f;
+    p = p * r + 0.6931469775984f;
+    p = p * r + 1.0f;
+    return p * simd_power_of_two(rounded);
+}
+
+/* log(1 + u) for 0 <= u <= 1, as 2 atanh(u / (2 + u)); relative error below 2.5e-7. */
+SIMD_INLINE vfloat simd_log1p_unit(vfloat u)
+{
+    vfloat s = u / (u + 2.0f);
+    vfloat q = s * s;
+    vfloat p = q * 0.1401223098174f + 0.1399957025574f;
+    p = p * q + 0.2001084954423f;
+    p = p * q + 0.3333320656616f;
+    p = p * q;
+    return 2.0f * (p * s + s);
+}
+
+/* log(1 + e^x). torch's F.softplus returns x above 20; so does this, the rest being under half a last place
+ * there. */
+SIMD_INLINE vfloat simd_softplus(vfloat x)
+{
+    vfloat positive = simd_max((vfloat){0}, x);
+    return positive + simd_log1p_unit(simd_exp(-simd_abs(x)));
+}
+
+SIMD_INLINE vfloat simd_sigmoid(vfloat x)
+{
+    return 1.0f / (simd_exp(-x) + 1.0f);
+}
+
+SIMD_INLINE vfloat simd_silu(vfloat x)
+{
+    return x / (simd_exp(-x) + 1.0f);
+}
+
+#endif

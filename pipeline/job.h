@@ -36,7 +36,7 @@ struct layer_selector {
     bool all;
     struct layer_range *ranges; /* owned by the job */
     int64_t n_ranges;
-    const char **kinds; /* "mamba", "attention", ...; borrowed from the tree */
+    const char **kinds; /* "mamba", "attention", ...: the array is owned by the job, the strings are constants */
     int64_t n_kinds;
 };
 
@@ -56,7 +56,9 @@ struct job {
     int load_dtype; /* enum dtype or LOAD_DTYPE_OWN */
     enum job_device device;
     bool tf32;
-    struct corpus_options corpus;
+    struct corpus_options corpus; /* its path and prepend are the next two, its dataset is in the tree */
+    char *corpus_path;
+    int32_t *corpus_prepend;
     struct job_capture *captures;
     int64_t n_captures;
     char *store_path;
@@ -70,8 +72,9 @@ struct job {
     bool stop_on_nonfinite;
 };
 
-/* Reads and checks the file. sets: "a.b=VALUE" each (VALUE is JSON, or a bare word taken as a string). Returns owned at
- * *out. */
+/* Reads and checks the file. sets: "a.b=VALUE" each, applied in order before anything is checked. VALUE is JSON, or a
+ * bare word taken as a string; null takes the key away. Objects on the way that are missing are made; paths given so are
+ * relative to the job file's folder too. Returns owned at *out. */
 enum status job_read(const char *path, const char *const *sets, int64_t n_sets, struct job **out,
                      struct error *error);
 /* The same from text; `folder` is what relative paths are relative to. */

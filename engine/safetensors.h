@@ -4,7 +4,11 @@
  * data (https://github.com/huggingface/safetensors, "Format"). Checked before anything is used: header length, JSON,
  * dtypes, shapes, that offsets lie in the file, agree with shape and dtype, do not overlap and leave no gap; for
  * shards, that the index and the headers name the same tensors in the same files, both ways, and that no stray
- * *.safetensors file lies beside them. */
+ * *.safetensors file lies beside them.
+ *
+ * Where model.safetensors and an index are both there, model.safetensors is read, as transformers does. Files must not
+ * change while a checkpoint is open: a mapping of a file that has become shorter ends in SIGBUS.
+ * Thread safety: an open checkpoint is only read, by any number of threads. */
 #ifndef ACTDUMP_ENGINE_SAFETENSORS_H
 #define ACTDUMP_ENGINE_SAFETENSORS_H
 
@@ -28,16 +32,24 @@ struct checkpoint_tensor {
 
 /* Opens and checks all files of the folder. Returns owned at *out. */
 enum status checkpoint_open(const char *folder, struct checkpoint **out, struct error *error);
+/* The checks of one file, for its bytes in memory; `file` names them in errors. Nothing is kept. */
+enum status checkpoint_check_bytes(const void *bytes, size_t length, const char *file, int64_t *n_tensors,
+                                   struct error *error);
 void checkpoint_close(struct checkpoint *checkpoint); /* NULL is fine; views of tensors end here */
 
 /* NULL where there is no such tensor. Borrows until checkpoint_close. */
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpoint, const char *name);
 int64_t checkpoint_n_tensors(const struct checkpoint *checkpoint);
 const struct checkpoint_tensor *checkpoint_get(const struct checkpoint *checkpoint, int64_t i); /* by name */
-/* The tensor of exactly that shape; an error naming tensor, file and both shapes otherwise. A trailing or middle axis
- * of 1 counts (conv1d weights are [channels, 1, kernel]). */
+/* The tensor of exactly that shape and of a float type of ours (F32, F16, BF16); an error naming tensor, file and what
+ * differs otherwise. A trailing or middle axis of 1 counts (conv1d weights are [channels, 1, kernel]). */
 enum status checkpoint_require(const struct checkpoint *checkpoint, const char *name, const int64_t *dims, int n_dims,
                                const struct checkpoint_tensor **out, struct error *error);
+
+/* Brings the tensor's bytes into the page cache with plain reads of 4 MiB, before they are used through the mapping:
+ * faulting a mapping in page by page is many times slower than that on NFS and Lustre. Best called in the order of the
+ * files (checkpoint_get's is by name). Only a matter of speed: nothing depends on it, and nothing fails. */
+void checkpoint_prefetch(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor);
 
 /* What makes two checkpoints the same: XXH3-128 over names, sizes and contents of config.json, the index and all
  * shards, as 32 hexadecimal digits. Reads every byte once. */

@@ -361,18 +361,27 @@ enum status ranks_poll(struct ranks *ranks)
 {
     if (ranks->rank == 0)
         return schedule_status(ranks->schedule, NULL);
-    if (ranks->stopped != STATUS_OK)
-        return ranks->stopped;
     int found = 0;
     pthread_mutex_lock(&ranks->lock);
     check(MPI_Iprobe(0, TAG_STOP, ranks->comm, &found, MPI_STATUS_IGNORE), "MPI_Iprobe");
     if (found) {
-        int32_t status;
-        check(MPI_Recv(&status, 1, MPI_INT32_T, 0, TAG_STOP, ranks->comm, MPI_STATUS_IGNORE), "MPI_Recv");
-        ranks->stopped = (enum status)status;
+        int32_t said;
+        check(MPI_Recv(&said, 1, MPI_INT32_T, 0, TAG_STOP, ranks->comm, MPI_STATUS_IGNORE), "MPI_Recv");
+        ranks->stopped = (enum status)said;
     }
+    enum status stopped = ranks->stopped;
     pthread_mutex_unlock(&ranks->lock);
-    return ranks->stopped;
+    return stopped;
+}
+
+void ranks_sum(struct ranks *ranks, double *values, int n)
+{
+    MPI_Request request;
+    pthread_mutex_lock(&ranks->lock);
+    check(MPI_Iallreduce(MPI_IN_PLACE, values, n, MPI_DOUBLE, MPI_SUM, ranks->comm, &request),
+          "MPI_Iallreduce");
+    pthread_mutex_unlock(&ranks->lock);
+    wait_politely(ranks, &request);
 }
 
 void ranks_join(struct ranks *ranks)

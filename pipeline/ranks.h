@@ -45,6 +45,8 @@ void ranks_report_stop(struct ranks *ranks, const char *why);
 /* Whether all are to stop: STATUS_OK, STATUS_STOPPED, or the status of a failure somewhere. Cheap: ask in
  * every batch. */
 enum status ranks_poll(struct ranks *ranks);
+/* Collective: each value becomes its sum over all ranks. */
+void ranks_sum(struct ranks *ranks, double *values, int n);
 /* Collective end of the work: waits (politely) until every rank is here, then stops answering. */
 void ranks_join(struct ranks *ranks);
 

@@ -4,13 +4,13 @@ BUILD := build
 ACTDUMP := $(BUILD)/pipeline/actdump
 DEMO := out/sample-mamba
 
-.PHONY: all demo test test-gpu bench bench-gpu format clean packages venv
+.PHONY: all demo test test-gpu bench bench-gpu format clean packages venv configure
 
-all: $(BUILD)/CMakeCache.txt
+all: configure
 	@cmake --build $(BUILD) --target actdump -j $(JOBS)
 
 # Installs what is missing, builds, runs the sample job, and shows what came out.
-demo: packages $(BUILD)/CMakeCache.txt
+demo: configure
 	@cmake --build $(BUILD) --target actdump -j $(JOBS) >$(BUILD)/demo.log || { cat $(BUILD)/demo.log; exit 1; }
 	rm -rf $(DEMO)
 	$(ACTDUMP) run configs/sample-mamba.json
@@ -21,13 +21,11 @@ test: packages venv
 	@tests/run.sh $(ONLY)
 
 # The tests that want a GPU, and no others.
-test-gpu: packages venv $(BUILD)/CMakeCache.txt
-	@cmake -S . -B $(BUILD) >/dev/null
+test-gpu: venv configure
 	@cmake --build $(BUILD) -j $(JOBS)
 	@cd $(BUILD) && ctest -L gpu --output-on-failure --no-tests=error
 
-bench bench-gpu: packages venv $(BUILD)/CMakeCache.txt
-	@cmake -S . -B $(BUILD) >/dev/null
+bench bench-gpu: venv configure
 	@cmake --build $(BUILD) --target $@ -j $(JOBS)
 
 packages:
@@ -36,7 +34,7 @@ packages:
 venv: packages
 	@tests/setup.sh venv
 
-$(BUILD)/CMakeCache.txt: | packages
+configure: packages
 	@cmake -S . -B $(BUILD) >/dev/null
 
 format:

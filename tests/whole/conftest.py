@@ -1,0 +1,21 @@
+"""Ends with 77 where every test of a file skipped, which ctest shows as skipped; says so where the program is missing."""
+import pytest
+
+import harness
+
+
+def pytest_sessionstart(session):
+    if not harness.ACTDUMP.exists() and not session.config.getoption("collectonly"):
+        pytest.exit(f"{harness.ACTDUMP} is not there: build it, or set ACTDUMP", returncode=2)
+
+
+def pytest_sessionfinish(session, exitstatus):
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and exitstatus == 0 and reporter.stats.get("skipped") and not reporter.stats.get("passed"):
+        session.exitstatus = 77
+
+
+@pytest.fixture(scope="session")
+def mamba_store(tmp_path_factory):
+    """Every value of the fixture case mamba, in small segments. Not to be changed: copy it first."""
+    return harness.run_case(tmp_path_factory.mktemp("mamba"), "mamba", store_options={"unit_tokens": 16})

@@ -1,0 +1,37 @@
+"""Resident memory does not grow with the corpus."""
+import numpy as np
+import pytest
+
+import harness
+
+MIB = 1 << 20
+ALLOWED_GROWTH = 4 * MIB
+CAPTURES = {"residuals": {"values": ["layer_output", "logits"], "layers": [1]},
+            "states": {"values": ["linear_attn/state"], "layers": [0], "positions": "last"}}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Outcomes of a run over a corpus and over one ten times as long."""
+    outcomes = []
+    for times in (1, 10):
+        folder = tmp_path_factory.mktemp(f"times{times}")
+        rng = np.random.default_rng(1)
+        lengths = np.tile(rng.integers(1, 400, 200), times)
+        corpus = harness.write_corpus(folder / "tokens", [rng.integers(0, 97, n) for n in lengths])
+        job, store = harness.make_job(folder, checkpoint=harness.FIXTURES / "mamba", corpus=corpus, context=256,
+                                      captures=CAPTURES, store_options={"unit_tokens": 8192})
+        outcomes.append((harness.actdump("run", job).expect(harness.OK), store))
+    return outcomes
+
+
+def test_ten_times_the_corpus_takes_no_more_memory(runs):
+    (small, _), (large, _) = runs
+    assert small.peak_bytes > 4 * MIB  # the measure measures something
+    growth = large.peak_bytes - small.peak_bytes
+    assert growth < ALLOWED_GROWTH, f"{small.peak_bytes / MIB:.1f} MiB, then {large.peak_bytes / MIB:.1f} MiB"
+
+
+def test_nor_does_checking_the_store(runs):
+    small, large = (harness.actdump("verify", store).expect(harness.OK).peak_bytes for _, store in runs)
+    assert large - small < ALLOWED_GROWTH, f"{small / MIB:.1f} MiB, then {large / MIB:.1f} MiB"

@@ -56,6 +56,7 @@ class Outcome:
 
 def command(*arguments, ranks=None):
     """The command line of actdump, under mpirun where ranks is a number."""
+    assert ACTDUMP.exists(), f"{ACTDUMP} is not there: build it, or set ACTDUMP"
     line = [str(ACTDUMP), *map(str, arguments)]
     return line if ranks is None else ["mpirun", "--oversubscribe", "-n", str(ranks), *line]
 

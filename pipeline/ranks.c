@@ -269,6 +269,16 @@ static void *answer_in_thread(void *context)
     return NULL;
 }
 
+static void stop_answering(struct ranks *ranks)
+{
+    pthread_mutex_lock(&ranks->lock);
+    bool answering = ranks->answering;
+    ranks->answering = false;
+    pthread_mutex_unlock(&ranks->lock);
+    if (answering)
+        pthread_join(ranks->thread, NULL);
+}
+
 enum status ranks_start(struct ranks *ranks, struct schedule *schedule, int64_t n_captures,
                         struct error *error)
 {
@@ -287,9 +297,10 @@ enum status ranks_start(struct ranks *ranks, struct schedule *schedule, int64_t 
             error_set_errno(&mine, STATUS_RESOURCE, code, "the thread that answers ranks does not start");
         }
     }
-    if (ranks_agree(ranks, &mine) != STATUS_OK)
-        return error_set(error, mine.status, "%s", mine.text);
-    return STATUS_OK;
+    if (ranks_agree(ranks, &mine) == STATUS_OK)
+        return STATUS_OK;
+    stop_answering(ranks);
+    return error_set(error, mine.status, "%s", mine.text);
 }
 
 /* ---------------------------------------------------------------- every rank */
@@ -391,12 +402,7 @@ void ranks_join(struct ranks *ranks)
     check(MPI_Ibarrier(ranks->comm, &request), "MPI_Ibarrier");
     pthread_mutex_unlock(&ranks->lock);
     wait_politely(ranks, &request);
-    if (ranks->rank == 0 && ranks->n > 1) {
-        pthread_mutex_lock(&ranks->lock);
-        ranks->answering = false;
-        pthread_mutex_unlock(&ranks->lock);
-        pthread_join(ranks->thread, NULL);
-    }
+    stop_answering(ranks);
     /* A stop that was sent while this rank was on its way here must not be left in the queue. */
     pthread_mutex_lock(&ranks->lock);
     check(MPI_Barrier(ranks->comm), "MPI_Barrier");

@@ -1,0 +1,452 @@
+#include "pipeline/run.h"
+
+#include "engine/safetensors.h"
+#include "kernels/base/log.h"
+#include "kernels/base/memory.h"
+#include "pipeline/batches.h"
+#include "pipeline/clock.h"
+#include "pipeline/device.h"
+#include "pipeline/lock.h"
+#include "pipeline/progress.h"
+#include "pipeline/resume.h"
+#include "pipeline/stop.h"
+#include "pipeline/watch.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Between looks for signals, stops and time limits. */
+#define ATTEND_SECONDS 0.02
+/* Between writings of store.json while units come in: what a killed job must find out again is cheap to. */
+#define MANIFEST_SECONDS 10.0
+
+struct job_run {
+    const struct job *job;
+    struct ranks *ranks;
+    bool is_first; /* rank 0 */
+    struct model *model;
+    struct corpus *corpus;
+    struct plan *plan;
+    struct backend *backend;
+    struct watch *watch;
+    struct replica *replica;
+    struct batches *batches;
+    struct writer *writer;
+    int n_threads;
+    /* rank 0 */
+    int lock;
+    struct store *store;
+    struct schedule *schedule;
+    double manifest_written_s;
+    struct error manifest_error;
+    struct progress progress;
+    /* this rank's */
+    bool *done; /* [n_units] */
+    double start_s, time_limit_s;
+    double forward_s, write_s; /* in the forward (rows put into chunks included), waiting for the writer */
+    int64_t n_tokens;
+    pthread_t attendant;
+    atomic_bool attending;
+};
+
+/* ---------------------------------------------------------------- set-up */
+
+static enum status open_inputs(struct job_run *run, struct error *error)
+{
+    const struct job *job = run->job;
+    TRY(model_open(job->checkpoint, job->load_dtype, &run->model, error));
+    TRY(corpus_open(&job->corpus, run->model->vocab_size, &run->corpus, error));
+    TRY(plan_create(job, run->model, run->corpus, &run->plan, error));
+    TRY(watch_create(run->plan, &run->watch, error));
+    run->n_threads = device_count_threads(job->n_threads, ranks_node_count(run->ranks));
+    struct device_request request = {.device = job->device,
+                                     .tf32 = job->tf32,
+                                     .node_rank = ranks_node_rank(run->ranks),
+                                     .node_count = ranks_node_count(run->ranks),
+                                     .n_threads = run->n_threads};
+    TRY(device_open(&request, &run->backend, error));
+    void *done;
+    TRY(memory_allocate_array(&done, (size_t)run->plan->n_units, sizeof(bool), "the schedule", error));
+    run->done = done;
+    return STATUS_OK;
+}
+
+/* Rank 0: what the store is and what of it is there. */
+static enum status open_store(struct job_run *run, struct error *error)
+{
+    if (!run->is_first)
+        return STATUS_OK;
+    char digest[33];
+    int64_t bytes;
+    TRY(store_make_folders(run->job->store_path, error));
+    TRY(lock_acquire(run->job->store_path, &run->lock, error));
+    TRY(checkpoint_identify(run->job->checkpoint, digest, &bytes, error));
+    struct manifest_facts facts = {.checkpoint_digest = digest,
+                                   .checkpoint_bytes = bytes,
+                                   .backend = run->backend->name,
+                                   .n_threads = run->n_threads};
+    TRY(manifest_create(run->plan, run->corpus, &facts, &run->store, error));
+    return resume_prepare(run->store, run->corpus, run->done, error);
+}
+
+static enum status open_replica(struct job_run *run, struct error *error)
+{
+    struct writer_options options = {.folder = run->job->store_path,
+                                     .n_threads = device_writer_threads(run->n_threads)};
+    double start = clock_seconds();
+    TRY(writer_create(&run->plan->layout, &options, &run->writer, error));
+    watch_connect(run->watch, run->backend, run->writer);
+    TRY(replica_create(run->model, run->backend, watch_observer(run->watch), &run->plan->limits,
+                       &run->replica, error));
+    TRY(batches_create(run->plan, run->corpus, &run->batches, error));
+    log_debug("weights loaded in %.1f s; %.2f GiB in use", clock_seconds() - start,
+              (double)memory_in_use() / (double)(1 << 30));
+    return STATUS_OK;
+}
+
+/* ---------------------------------------------------------------- rank 0's book */
+
+static void on_record(void *context, struct segment_record *record)
+{
+    struct job_run *run = context;
+    segment_record_fini(&run->store->segments[record->unit]);
+    run->store->segments[record->unit] = *record;
+    log_debug("unit %lld: sequences %lld to %lld, %lld tokens, %.1f MB of %.1f MB", (long long)record->unit,
+              (long long)record->first_sequence,
+              (long long)(record->first_sequence + record->n_sequences - 1), (long long)record->n_tokens,
+              (double)record->bytes * 1e-6, (double)record->raw_bytes * 1e-6);
+    if (clock_seconds() - run->manifest_written_s < MANIFEST_SECONDS)
+        return;
+    run->manifest_written_s = clock_seconds();
+    store_write(run->store, NULL, &run->manifest_error);
+}
+
+static enum status start_schedule(struct job_run *run, struct error *error)
+{
+    struct error mine = {0};
+    if (run->is_first) {
+        struct schedule_options options = {.n_units = run->plan->n_units,
+                                           .unit_tokens = run->plan->unit_tokens,
+                                           .done = run->done,
+                                           .on_record = on_record,
+                                           .context = run};
+        schedule_create(&options, &run->schedule, &mine);
+    }
+    if (ranks_agree(run->ranks, &mine) != STATUS_OK)
+        return error_set(error, mine.status, "%s", mine.text);
+    run->manifest_written_s = clock_seconds();
+    return ranks_start(run->ranks, run->schedule, run->plan->captures.n, error);
+}
+
+/* ---------------------------------------------------------------- stopping */
+
+/* Seconds from the start at which the job must be told to stop; huge where no limit is known. */
+static double find_time_limit(const struct job_run *run)
+{
+    double limit = run->job->time_limit_seconds > 0 ? run->job->time_limit_seconds : 1e18;
+    const char *end = getenv("SLURM_JOB_END_TIME"); /* seconds since 1970 */
+    if (end != NULL && atof(end) > 0) {
+        double left = atof(end) - (double)time(NULL);
+        if (left < limit)
+            limit = left;
+    }
+    return limit - run->job->grace_seconds;
+}
+
+/* Passes signals and limits on while the compute thread is deep in a batch. */
+static void *attend(void *context)
+{
+    struct job_run *run = context;
+    bool reported = false;
+    while (atomic_load(&run->attending)) {
+        char why[64];
+        if (stop_signal() != 0 && !reported) {
+            snprintf(why, sizeof why, "rank %d got %s", ranks_rank(run->ranks), strsignal(stop_signal()));
+            ranks_report_stop(run->ranks, why);
+            reported = true;
+        }
+        if (run->is_first && clock_seconds() - run->start_s > run->time_limit_s)
+            ranks_report_stop(run->ranks, "the time limit is near");
+        if (ranks_poll(run->ranks) != STATUS_OK)
+            stop_set_deadline(run->job->grace_seconds);
+        clock_sleep(ATTEND_SECONDS);
+    }
+    return NULL;
+}
+
+static enum status start_attendant(struct job_run *run, struct error *error)
+{
+    run->time_limit_s = find_time_limit(run);
+    atomic_store(&run->attending, true);
+    int code = pthread_create(&run->attendant, NULL, attend, run);
+    if (code == 0)
+        return STATUS_OK;
+    atomic_store(&run->attending, false);
+    return error_set_errno(error, STATUS_RESOURCE, code, "the thread that attends to signals does not start");
+}
+
+static void end_attendant(struct job_run *run)
+{
+    if (atomic_exchange(&run->attending, false))
+        pthread_join(run->attendant, NULL);
+}
+
+/* Whether the unit at hand is to be dropped: something failed, or what is left of it does not fit before the
+ * deadline at the rate so far. */
+static bool must_drop(struct job_run *run, double unit_start_s, int64_t tokens_done, int64_t tokens_left)
+{
+    enum status status = ranks_poll(run->ranks);
+    if (status == STATUS_OK)
+        return false;
+    if (status != STATUS_STOPPED)
+        return true;
+    stop_set_deadline(run->job->grace_seconds);
+    if (tokens_done == 0)
+        return true;
+    double rate = (clock_seconds() - unit_start_s) / (double)tokens_done;
+    /* a fifth for compressing, closing and syncing */
+    return rate * (double)tokens_left > 0.8 * stop_seconds_left();
+}
+
+/* ---------------------------------------------------------------- units */
+
+static enum status collect_records(struct job_run *run, bool wait, struct error *error)
+{
+    for (bool have = true; have;) {
+        struct segment_record record;
+        TRY(writer_collect(run->writer, wait, &record, &have, error));
+        if (have)
+            ranks_report(run->ranks, &record);
+    }
+    return STATUS_OK;
+}
+
+static enum status run_batch(struct job_run *run, const struct batch *batch, const struct sequence *sequences,
+                             struct error *error)
+{
+    double start = clock_seconds();
+    TRY(watch_begin_batch(run->watch, batch, sequences, error));
+    TRY(replica_forward(run->replica, batch, error));
+    TRY(watch_end_batch(run->watch, error));
+    run->forward_s += clock_seconds() - start;
+    run->n_tokens += batch->n_tokens;
+    ranks_report_tokens(run->ranks, batch->n_tokens);
+    if (run->is_first)
+        progress_show(&run->progress, run->schedule);
+    return STATUS_OK;
+}
+
+/* *dropped: the unit was abandoned because all stop. */
+static enum status run_unit(struct job_run *run, int64_t unit, bool *dropped, struct error *error)
+{
+    const struct plan *plan = run->plan;
+    double start = clock_seconds();
+    int64_t tokens = 0;
+    *dropped = false;
+    batches_begin(run->batches, unit);
+    TRY(writer_begin(run->writer, unit, plan->unit_start[unit], error));
+    for (;;) {
+        struct batch batch;
+        const struct sequence *sequences;
+        bool have;
+        if (must_drop(run, start, tokens, plan->unit_tokens[unit] - tokens)) {
+            writer_abandon(run->writer);
+            *dropped = true;
+            return STATUS_OK;
+        }
+        TRY(batches_next(run->batches, &batch, &sequences, &have, error));
+        if (!have)
+            break;
+        TRY(run_batch(run, &batch, sequences, error));
+        tokens += batch.n_tokens;
+        TRY(collect_records(run, false, error));
+    }
+    return writer_finish(run->writer, tokens, error);
+}
+
+static enum status run_units(struct job_run *run, struct error *error)
+{
+    bool dropped = false;
+    while (!dropped) {
+        int64_t unit = ranks_next_unit(run->ranks);
+        if (unit < 0)
+            break;
+        enum status status = run_unit(run, unit, &dropped, error);
+        if (status != STATUS_OK)
+            return error_prefix(error, "unit %lld", (long long)unit);
+    }
+    return collect_records(run, true, error);
+}
+
+/* ---------------------------------------------------------------- the end */
+
+static cJSON *summarize(struct job_run *run, enum status status, const double *sums)
+{
+    int64_t bytes = 0, raw = 0, units = 0;
+    for (int64_t u = 0; u < run->store->n_units; u++) {
+        units += run->store->segments[u].bytes > 0;
+        bytes += run->store->segments[u].bytes;
+        raw += run->store->segments[u].raw_bytes;
+    }
+    double elapsed = clock_seconds() - run->start_s;
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "outcome", status_name(status));
+    cJSON_AddNumberToObject(json, "ranks", ranks_count(run->ranks));
+    cJSON_AddNumberToObject(json, "units_done", (double)units);
+    cJSON_AddNumberToObject(json, "bytes", (double)bytes);
+    cJSON_AddNumberToObject(json, "raw_bytes", (double)raw);
+    cJSON_AddNumberToObject(json, "tokens_this_run", sums[0]);
+    cJSON_AddNumberToObject(json, "seconds", elapsed);
+    cJSON_AddNumberToObject(json, "tokens_per_second", sums[0] / elapsed);
+    cJSON_AddNumberToObject(json, "forward_seconds", sums[1]);
+    cJSON_AddNumberToObject(json, "waiting_for_writer_seconds", sums[2]);
+    cJSON_AddNumberToObject(json, "compressing_seconds", sums[3]);
+    cJSON_AddNumberToObject(json, "writing_seconds", sums[4]);
+    cJSON_AddNumberToObject(json, "peak_memory_bytes", sums[5]);
+    return json;
+}
+
+static void say_summary(const cJSON *json, const struct job_run *run)
+{
+    double bytes = cJSON_GetObjectItem(json, "bytes")->valuedouble;
+    double raw = cJSON_GetObjectItem(json, "raw_bytes")->valuedouble;
+    log_info("%lld of %lld units, %.2f GB on disk (%.2f GB raw, ratio %.2f); this run: %.0f tokens in %.1f "
+             "s, %.1f tokens/s",
+             (long long)cJSON_GetObjectItem(json, "units_done")->valuedouble, (long long)run->plan->n_units,
+             bytes * 1e-9, raw * 1e-9, bytes > 0 ? raw / bytes : 0.0,
+             cJSON_GetObjectItem(json, "tokens_this_run")->valuedouble,
+             cJSON_GetObjectItem(json, "seconds")->valuedouble,
+             cJSON_GetObjectItem(json, "tokens_per_second")->valuedouble);
+    log_info(
+        "over all ranks: forward %.1f s, waiting for the writer %.1f s, compressing %.1f s, writing %.1f s",
+        cJSON_GetObjectItem(json, "forward_seconds")->valuedouble,
+        cJSON_GetObjectItem(json, "waiting_for_writer_seconds")->valuedouble,
+        cJSON_GetObjectItem(json, "compressing_seconds")->valuedouble,
+        cJSON_GetObjectItem(json, "writing_seconds")->valuedouble);
+}
+
+/* Rank 0: the last store.json, and store.h5 over what is there. */
+static enum status close_store(struct job_run *run, enum status outcome, const double *sums,
+                               struct error *error)
+{
+    struct store *store = run->store;
+    store->complete = true;
+    for (int64_t u = 0; u < store->n_units; u++)
+        store->complete &= store->segments[u].bytes > 0;
+    store->summary = summarize(run, outcome, sums);
+    log_progress("");
+    TRY(store_write(store, NULL, error));
+    TRY(index_build(store->folder, error));
+    say_summary(store->summary, run);
+    return STATUS_OK;
+}
+
+/* The status that all ranks end with, from this rank's failure and the schedule's. */
+static enum status finish(struct job_run *run, struct error *mine)
+{
+    double sums[6] = {(double)run->n_tokens, run->forward_s, 0, 0, 0, (double)memory_peak()};
+    if (mine->status != STATUS_OK)
+        ranks_report_failure(run->ranks, mine);
+    ranks_join(run->ranks);
+    end_attendant(run);
+    stop_cancel_deadline();
+    if (run->is_first)
+        schedule_status(run->schedule, mine);
+    writer_times(run->writer, &sums[2], &sums[3], &sums[4]);
+    ranks_sum(run->ranks, sums, 6);
+    if (run->is_first) {
+        struct error closing = {0};
+        if (run->manifest_error.status != STATUS_OK)
+            error_set(mine, run->manifest_error.status, "%s", run->manifest_error.text);
+        /* what is committed is recorded and indexed even after a failure */
+        if (close_store(run, mine->status, sums, &closing) != STATUS_OK)
+            error_set(mine, closing.status, "%s", closing.text);
+    }
+    return ranks_agree(run->ranks, mine);
+}
+
+static enum status work(struct job_run *run, struct error *error)
+{
+    struct error mine = {0};
+    if (open_replica(run, &mine) == STATUS_OK)
+        start_attendant(run, &mine);
+    if (ranks_agree(run->ranks, &mine) != STATUS_OK) {
+        end_attendant(run);
+        ranks_join(run->ranks);
+        return error_set(error, mine.status, "%s", mine.text);
+    }
+    run_units(run, &mine);
+    finish(run, &mine);
+    return mine.status == STATUS_OK ? STATUS_OK : error_set(error, mine.status, "%s", mine.text);
+}
+
+static void tear_down(struct job_run *run)
+{
+    batches_destroy(run->batches);
+    writer_destroy(run->writer);
+    replica_destroy(run->replica);
+    watch_destroy(run->watch);
+    backend_destroy(run->backend);
+    schedule_destroy(run->schedule);
+    manifest_free(run->store);
+    plan_free(run->plan);
+    corpus_close(run->corpus);
+    model_close(run->model);
+    memory_free(run->done);
+    lock_release(run->lock);
+}
+
+/* Every unit is committed already. What may be missing is the end of a job that died after its last unit. */
+static enum status finish_early(struct job_run *run, struct error *error)
+{
+    struct error mine = {0};
+    const double nothing[6] = {0};
+    char index[4096];
+    if (run->is_first) {
+        snprintf(index, sizeof index, "%s/store.h5", run->job->store_path);
+        if (run->store->complete && access(index, F_OK) == 0)
+            log_info("%s is complete: all %lld units are done; nothing to do", run->job->store_path,
+                     (long long)run->plan->n_units);
+        else
+            close_store(run, STATUS_OK, nothing, &mine);
+    }
+    return ranks_agree(run->ranks, &mine) == STATUS_OK ? STATUS_OK
+                                                       : error_set(error, mine.status, "%s", mine.text);
+}
+
+static enum status run_all(struct job_run *run, struct error *error)
+{
+    struct error mine = {0};
+    if (open_inputs(run, &mine) == STATUS_OK)
+        open_store(run, &mine);
+    if (ranks_agree(run->ranks, &mine) != STATUS_OK)
+        return error_set(error, mine.status, "%s", mine.text);
+    ranks_broadcast(run->ranks, run->done, (size_t)run->plan->n_units * sizeof *run->done);
+    int64_t n_left = 0;
+    for (int64_t u = 0; u < run->plan->n_units; u++)
+        n_left += !run->done[u];
+    if (n_left == 0)
+        return finish_early(run, error);
+    TRY(start_schedule(run, error));
+    return work(run, error);
+}
+
+enum status run_job(const struct job *job, struct ranks *ranks, struct error *error)
+{
+    struct job_run *run = calloc(1, sizeof *run);
+    if (run == NULL)
+        return error_set(error, STATUS_RESOURCE, "out of memory for the run");
+    run->job = job;
+    run->ranks = ranks;
+    run->is_first = ranks_rank(ranks) == 0;
+    run->lock = -1;
+    run->start_s = clock_seconds();
+    enum status status = run_all(run, error);
+    tear_down(run);
+    free(run);
+    return status;
+}

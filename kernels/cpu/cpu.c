@@ -96,6 +96,12 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
+/* Without these instructions the library emulates products of bfloat16, slower than those of float32. */
+static bool has_bf16_products(enum cpu_isa isa)
+{
+    return isa == CPU_AVX512 && __builtin_cpu_supports("avx512bf16");
+}
+
 /* The best set of the machine, or a lesser one that ACTDUMP_ISA names. */
 static enum status choose_isa(enum cpu_isa *out, struct error *error)
 {
@@ -163,7 +169,7 @@ enum status backend_create_cpu(int n_threads, struct backend **out, struct error
     snprintf(cpu->base.name, sizeof cpu->base.name, "cpu (%s, %d thread%s)", cpu_isa_name(isa),
              cpu->base.n_threads, cpu->base.n_threads == 1 ? "" : "s");
     fill_table(cpu);
-    enum status status = gemm_create(cpu->base.n_threads, isa == CPU_AVX512, &cpu->gemm, error);
+    enum status status = gemm_create(cpu->base.n_threads, has_bf16_products(isa), &cpu->gemm, error);
     if (status == STATUS_OK)
         status =
             memory_allocate(&cpu->scratch, CPU_SCRATCH_BYTES, "working memory of the CPU backend", error);

@@ -38,6 +38,34 @@ static inline bool cpu_has_failed(const struct backend *b)
     return b->error.status != STATUS_OK;
 }
 
+/* The index of the run that holds `row` (the last, for rows past the end). */
+static inline int64_t cpu_find_run(const struct runs *runs, int64_t row)
+{
+    int64_t low = 0, high = runs->n;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (runs->list[middle].start <= row)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The place in rows->index of the first row at or after `row`. */
+static inline int64_t cpu_find_row(const struct row_list *rows, int64_t row)
+{
+    int64_t low = 0, high = rows->n;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (rows->index[middle] < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 static inline struct cpu_backend *cpu_get(struct backend *b)
 {
     return (struct cpu_backend *)b;

@@ -1,12 +1,20 @@
 /* Matrix products by oneDNN: packed weights, and primitives made once for each shape and kept.
  *
  * This file alone knows dnnl.h. It works on what the library takes: dense rows of one of two kinds, float32
- * or bfloat16. linear.c brings everything else (strides, conversions, addends) to that. */
+ * or bfloat16. linear.c brings everything else (strides, conversions, addends, odd row counts) to that. */
 #ifndef ACTDUMP_CPU_GEMM_H
 #define ACTDUMP_CPU_GEMM_H
 
 #include "kernels/base/error.h"
 #include "kernels/base/tensor.h"
+
+/* Rows of x that go into one product: the library's rate is flat from here on (measured on AVX2 and AVX-512),
+ * and the output of very wide matrices should stay in the cache. A tail is rounded up to a multiple of
+ * GEMM_ROW_STEP, so that a shape has few primitives. */
+#define GEMM_ROWS 512
+#define GEMM_ROWS_WIDE 256
+#define GEMM_WIDE 16384
+#define GEMM_ROW_STEP 16
 
 struct gemm;
 
@@ -14,33 +22,33 @@ struct gemm;
 struct matrix {
     int64_t n, k;
     enum dtype compute; /* the load's dtype */
-    enum dtype kept;    /* what the product runs in: float32 for bfloat16 loads on CPUs that lack AVX-512 */
-    size_t bytes;
+    enum dtype
+        kept;     /* what the product runs in: float32 for bfloat16 loads where the CPU has no such product */
     void *data;   /* packed as the library asked for; owned */
-    void *memory; /* its dnnl_memory_t; owned */
+    void *memory; /* the library's view of it (dnnl_memory_t); owned */
 };
 
-/* Returns owned at *out. native_bf16: products of bfloat16 are the CPU's own. */
+/* Returns owned at *out. native_bf16: the CPU multiplies bfloat16 itself. */
 enum status gemm_create(int n_threads, bool native_bf16, struct gemm **out, struct error *error);
 void gemm_destroy(struct gemm *gemm); /* NULL is fine */
 
-/* What backend_ops says of matrix_create, matrix_destroy and matrix_bytes. */
+/* What backend_ops says of matrix_create, matrix_destroy and matrix_bytes. w's data may be aligned to
+ * nothing. */
 enum status gemm_pack(struct gemm *gemm, const struct tensor *w, enum dtype compute, const char *name,
                       struct matrix **out, struct error *error);
 void gemm_unpack(struct matrix *matrix);
 size_t gemm_bytes(struct gemm *gemm, int64_t n, int64_t k, enum dtype compute);
 
-/* y = x w^T + bias (+ y). x: rows of w->k elements of w->kept, end to end; y: rows of w->n elements, end to
- * end, float32, or bfloat16 where w->kept is. Any number of rows; a primitive is made and kept for each
- * number that comes, so ask for few different ones. */
 struct gemm_call {
-    const void *x;
-    const float *bias; /* NULL: none */
-    void *y;
-    enum dtype y_dtype;
-    int64_t rows;
-    bool accumulate; /* add to what y holds */
+    const void *x;      /* [rows, w->k] of w->kept, end to end */
+    const float *bias;  /* [w->n] or NULL */
+    void *y;            /* [rows, w->n], end to end */
+    enum dtype y_dtype; /* float32, or bfloat16 where w->kept is that */
+    int64_t rows;       /* at least 1; a primitive is made and kept for each number that comes */
+    bool accumulate;    /* add to what y holds */
 };
+
+/* y = x w^T + bias (+ y). */
 enum status gemm_run(struct gemm *gemm, const struct matrix *w, const struct gemm_call *call,
                      struct error *error);
 

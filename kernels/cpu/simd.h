@@ -63,19 +63,24 @@ SIMD_INLINE vfloat simd_select(vint mask, vfloat a, vfloat b)
     return (vfloat)((mask & (vint)a) | (~mask & (vint)b));
 }
 
-/* Rounds to nearest even; NaNs stay NaNs, as f32_to_bf16 does it. */
-SIMD_INLINE vhalf simd_to_bf16(vfloat v)
+/* Rounds to the nearest bfloat16, ties to even; NaNs stay NaNs, as f32_to_bf16 does it. */
+SIMD_INLINE vuint simd_bf16_bits(vfloat v)
 {
     vuint bits = (vuint)v;
-    vuint rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    vuint quiet = (bits >> 16) | 0x0040u;
+    vuint rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    vuint quiet = bits | 0x00400000u;
     vuint is_number = (vuint)(v == v);
-    return __builtin_convertvector((rounded & is_number) | (quiet & ~is_number), vhalf);
+    return (rounded & is_number) | (quiet & ~is_number);
+}
+
+SIMD_INLINE vfloat simd_round_bf16(vfloat v)
+{
+    return (vfloat)(simd_bf16_bits(v) & 0xffff0000u);
 }
 
 SIMD_INLINE void simd_store_bf16(uint16_t *to, vfloat v)
 {
-    vhalf h = simd_to_bf16(v);
+    vhalf h = __builtin_convertvector(simd_bf16_bits(v) >> 16, vhalf);
     memcpy(to, &h, sizeof h);
 }
 
@@ -165,12 +170,6 @@ SIMD_INLINE float simd_highest(vfloat v)
  * bits. */
 #define SIMD_ROUNDER 12582912.0f
 
-/* 2^n for whole numbers in rounded = n + SIMD_ROUNDER, -126 <= n <= 127. */
-SIMD_INLINE vfloat simd_power_of_two(vfloat rounded)
-{
-    return (vfloat)((((vint)rounded - 0x4b400000) + 127) << 23);
-}
-
 /* p * 2^n with n from -252 to 254: through two factors, so that results may be subnormal or overflow. */
 SIMD_INLINE vfloat simd_scale(vfloat p, vfloat rounded)
 {
@@ -203,14 +202,16 @@ SIMD_INLINE vfloat simd_exp(vfloat x)
 SIMD_INLINE vfloat simd_exp2_decay(vfloat x)
 {
     x = simd_max(simd_set(-126.0f), x);
-    vfloat rounded = x + SIMD_ROUNDER;
-    vfloat r = x - (rounded - SIMD_ROUNDER);
+    /* The exponent's bias comes in with the rounder, so that a shift alone makes 2^n of the low bits. */
+    const float rounder = SIMD_ROUNDER + 127.0f;
+    vfloat rounded = x + rounder;
+    vfloat r = x - (rounded - rounder);
     vfloat p = r * 0.0013264727303f + 0.0096715127287f;
     p = p * r + 0.0555073374381f;
     p = p * r + 0.2402224208402f;
     p = p * r + 0.6931469775984f;
     p = p * r + 1.0f;
-    return p * simd_power_of_two(rounded);
+    return p * (vfloat)((vuint)rounded << 23);
 }
 
 /* log(1 + u) for 0 <= u <= 1, as 2 atanh(u / (2 + u)); relative error below 2.5e-7. */

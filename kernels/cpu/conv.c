@@ -1,0 +1,94 @@
+/* Depthwise causal convolution along each run, with silu. */
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd.h"
+
+/* One token's place in its run. Taps before `first_tap` reach back over the run's start. */
+struct conv_token {
+    int64_t row;
+    int first_tap;
+    const float *before; /* [first_tap, C]: what they find there, oldest first; NULL: zeros */
+};
+
+static struct conv_token place_token(const struct conv_args *args, int64_t run, int64_t row)
+{
+    int64_t age = row - args->runs.list[run].start; /* tokens of the run before this one */
+    struct conv_token token = {.row = row};
+    if (age >= args->kernel - 1)
+        return token;
+    token.first_tap = args->kernel - 1 - (int)age;
+    if (run == 0 && args->runs.carry_in)
+        token.before = args->tail + age * args->x.cols;
+    return token;
+}
+
+SIMD_INLINE void conv_row(const struct conv_args *args, const struct conv_token *token, const int kernel)
+{
+    int64_t n = args->x.cols;
+    const void *x_row = tensor_row(&args->x, token->row);
+    int64_t back = args->x.stride * (int64_t)dtype_size(args->x.dtype);
+    void *y_row = tensor_row(&args->y, token->row);
+    for (int64_t i = 0; i < n; i += SIMD_WIDTH) {
+        vfloat sum = args->bias == NULL ? (vfloat){0} : simd_read(args->bias, DTYPE_F32, i, n);
+        for (int tap = 0; tap < token->first_tap && token->before != NULL; tap++)
+            sum += simd_read(args->weight + tap * n, DTYPE_F32, i, n) *
+                   simd_read(token->before + tap * n, DTYPE_F32, i, n);
+        for (int tap = token->first_tap; tap < kernel; tap++)
+            sum += simd_read(args->weight + tap * n, DTYPE_F32, i, n) *
+                   simd_read((const char *)x_row - (kernel - 1 - tap) * back, args->x.dtype, i, n);
+        simd_write(y_row, args->y.dtype, i, n, simd_silu(sum));
+    }
+}
+
+/* Rows [first, end), which may span runs. */
+static void conv_rows(const struct conv_args *args, int64_t first, int64_t end)
+{
+    int64_t run = cpu_find_run(&args->runs, first);
+    for (int64_t row = first; row < end; row++) {
+        if (run + 1 < args->runs.n && args->runs.list[run + 1].start <= row)
+            run++;
+        struct conv_token token = place_token(args, run, row);
+        if (args->kernel == 4) /* all models that we know: the loop over taps unrolls */
+            conv_row(args, &token, 4);
+        else
+            conv_row(args, &token, args->kernel);
+    }
+}
+
+/* The last kernel - 1 inputs of the last run. Rows of a run shorter than that move up from the tail that came
+ * in, whose rows are read before they are written. */
+static void keep_tail(const struct conv_args *args)
+{
+    int64_t n = args->x.cols, last = args->runs.n - 1;
+    const struct run *run = &args->runs.list[last];
+    bool was_carried = last == 0 && args->runs.carry_in;
+    for (int j = 0; j < args->kernel - 1; j++) {
+        float *to = args->tail + j * n;
+        int64_t age = run->length - (args->kernel - 1) + j; /* of the input in its run */
+        if (age >= 0)
+            dtype_convert(to, DTYPE_F32, tensor_row(&args->x, run->start + age), args->x.dtype, (size_t)n);
+        else if (was_carried)
+            memcpy(to, args->tail + (j + run->length) * n, (size_t)n * sizeof *to);
+        else
+            memset(to, 0, (size_t)n * sizeof *to);
+    }
+}
+
+static void cpu_conv_silu(struct backend *b, const struct conv_args *args)
+{
+    if (cpu_has_failed(b) || args->runs.n == 0)
+        return;
+    enum { BLOCK = 32 };
+    const struct run *last = &args->runs.list[args->runs.n - 1];
+    int64_t n_rows = (int64_t)last->start + last->length;
+#pragma omp parallel for num_threads(b->n_threads)
+    for (int64_t first = 0; first < n_rows; first += BLOCK)
+        conv_rows(args, first, first + BLOCK < n_rows ? first + BLOCK : n_rows);
+    if (args->runs.carry_out && args->kernel > 1)
+        keep_tail(args);
+}
+
+void CPU_NAME(cpu_fill_conv)(struct backend_ops *ops);
+void CPU_NAME(cpu_fill_conv)(struct backend_ops *ops)
+{
+    ops->conv_silu = cpu_conv_silu;
+}

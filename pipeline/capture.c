@@ -85,25 +85,34 @@ static bool is_available(const struct model *model, enum value_id value, int lay
     return d.available;
 }
 
-/* Whether any chosen layer (or the model itself) has the value; if not, `reason` says why the first one lacks
- * it. */
+#define REASONS_SIZE 800
+
+/* Adds a reason that is not among them yet: blocks of several kinds lack a value for several reasons. */
+static void add_reason(char reasons[REASONS_SIZE], const char *reason)
+{
+    size_t used = strlen(reasons);
+    if (strstr(reasons, reason) == NULL)
+        snprintf(reasons + used, REASONS_SIZE - used, "%s%s", used > 0 ? "; " : "", reason);
+}
+
+/* Whether any chosen layer (or the model itself) has the value; if not, `reasons` says why they lack it. */
 static bool any_has(const struct model *model, enum value_id value, const bool *chosen, int64_t n_keys,
-                    char reason[256])
+                    char reasons[REASONS_SIZE])
 {
     struct value_description d;
+    reasons[0] = '\0';
     if (!value_is_per_layer(value)) {
         model_describe_value(model, value, -1, n_keys, &d);
-        snprintf(reason, 256, "%s", d.reason);
+        add_reason(reasons, d.reason);
         return d.available;
     }
-    snprintf(reason, 256, "no layer is chosen");
-    for (int i = model->n_layers - 1; i >= 0; i--) {
+    for (int i = 0; i < model->n_layers; i++) {
         if (!chosen[i])
             continue;
         model_describe_value(model, value, i, n_keys, &d);
         if (d.available)
             return true;
-        snprintf(reason, 256, "%s", d.reason);
+        add_reason(reasons, d.reason);
     }
     return false;
 }
@@ -115,7 +124,7 @@ static enum status take_pattern(const struct job *job, const struct job_capture 
                                 int64_t n_keys, bool *taken, struct error *error)
 {
     enum value_id value;
-    char reason[256];
+    char reason[REASONS_SIZE];
     if (!is_glob(pattern)) {
         if (!catalogue_find(pattern, &value))
             return error_set(error, STATUS_USAGE,

@@ -8,7 +8,7 @@ import harness
 
 COMMANDS = ["run", "plan", "values", "info", "verify", "index"]
 # With this, MPI_Init fails: a command that still works did not call it.
-NO_MPI = {"OMPI_MCA_ess": "there_is_no_such_component", "PMIX_RANK": None}
+NO_MPI = {"OMPI_MCA_pml": "there_is_no_such_component"}
 
 
 @pytest.fixture

@@ -85,6 +85,13 @@ static enum status fail_at(const struct scanner *s, size_t at, const char *what)
                      what);
 }
 
+static void replace_controls(char *text)
+{
+    for (; *text != '\0'; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f)
+            *text = '?';
+}
+
 const char *json_quote(const char *text, char *buffer, size_t size)
 {
     size_t length = strlen(text), room = size - 6; /* two quotes, three dots, NUL */
@@ -92,10 +99,8 @@ const char *json_quote(const char *text, char *buffer, size_t size)
     if (cut)
         for (length = room; length > 0 && ((unsigned char)text[length] & 0xc0) == 0x80;)
             length--;
-    buffer[0] = '"';
-    for (size_t i = 0; i < length; i++)
-        buffer[1 + i] = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ? '?' : text[i];
-    snprintf(buffer + 1 + length, size - 1 - length, cut ? "...\"" : "\"");
+    snprintf(buffer, size, cut ? "\"%.*s...\"" : "\"%.*s\"", (int)length, text);
+    replace_controls(buffer);
     return buffer;
 }
 
@@ -621,9 +626,12 @@ const char *json_describe(const cJSON *item, char *buffer, size_t size)
     return buffer;
 }
 
-static const char *dot(const struct json_object *o)
+/* "captures.residuals.layers", fit for one line: a capture's name is the user's. */
+static const char *name_key(const struct json_object *o, const char *key, char *buffer, size_t size)
 {
-    return o->where[0] == '\0' ? "" : ".";
+    snprintf(buffer, size, "%s%s%s", o->where, o->where[0] == '\0' || key[0] == '\0' ? "" : ".", key);
+    replace_controls(buffer);
+    return buffer;
 }
 
 /* The item, or NULL at *out where it is missing or null and need not be there. */
@@ -634,16 +642,17 @@ static enum status fetch(const struct json_object *o, const char *key, bool requ
     *out = cJSON_IsNull(item) ? NULL : item;
     if (*out != NULL || !required)
         return STATUS_OK;
-    return error_set(error, o->status, "%s: %s%s%s is %s, expected %s", o->source, o->where, dot(o), key,
-                     item == NULL ? "missing" : "null", expected);
+    char name[256];
+    return error_set(error, o->status, "%s: %s is %s, expected %s", o->source,
+                     name_key(o, key, name, sizeof name), item == NULL ? "missing" : "null", expected);
 }
 
 static enum status fail_type(const struct json_object *o, const char *key, const cJSON *item,
                              const char *expected, struct error *error)
 {
-    char found[128];
-    return error_set(error, o->status, "%s: %s%s%s is %s, expected %s", o->source, o->where, dot(o), key,
-                     json_describe(item, found, sizeof found), expected);
+    char found[128], name[256];
+    return error_set(error, o->status, "%s: %s is %s, expected %s", o->source,
+                     name_key(o, key, name, sizeof name), json_describe(item, found, sizeof found), expected);
 }
 
 enum status json_get_int(const struct json_object *o, const char *key, bool required, int64_t min,
@@ -770,10 +779,11 @@ enum status json_check_keys(const struct json_object *o, const char *const *know
     {
         if (item->string == NULL || is_known(item->string, known))
             continue;
-        char quoted[96];
+        char quoted[96], where[256];
         const char *nearest = json_nearest(item->string, known);
-        return error_set(error, o->status, "%s: %s%sunknown key %s%s%s%s", o->source, o->where,
-                         o->where[0] == '\0' ? "" : ": ", json_quote(item->string, quoted, sizeof quoted),
+        return error_set(error, o->status, "%s: %s%sunknown key %s%s%s%s", o->source,
+                         name_key(o, "", where, sizeof where), o->where[0] == '\0' ? "" : ": ",
+                         json_quote(item->string, quoted, sizeof quoted),
                          nearest == NULL ? "" : ", the nearest known one is \"",
                          nearest == NULL ? "" : nearest, nearest == NULL ? "" : "\"");
     }

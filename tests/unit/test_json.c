@@ -337,6 +337,16 @@ static void test_keys(void **state)
     error_clear(&error);
     assert_int_equal(json_check_keys(&right, nothing, &error), STATUS_USAGE);
     assert_string_equal(error.text, "j.json: unknown key \"device\"");
+    /* Names on the way to a key are the user's: whatever they hold, the message is one line. */
+    struct json_object odd = {good, "j.json", "captures.a\nb", STATUS_USAGE};
+    int64_t number = 0;
+    error_clear(&error);
+    assert_int_equal(json_get_int(&odd, "layers", true, 0, 1, &number, &error), STATUS_USAGE);
+    assert_string_equal(error.text,
+                        "j.json: captures.a?b.layers is missing, expected a whole number from 0 to 1");
+    error_clear(&error);
+    assert_int_equal(json_check_keys(&odd, nothing, &error), STATUS_USAGE);
+    assert_string_equal(error.text, "j.json: captures.a?b: unknown key \"device\"");
     cJSON_Delete(tree);
     cJSON_Delete(good);
 }

@@ -28,15 +28,16 @@ enum status job_fault(const struct json_object *o, const char *key, const cJSON 
 }
 
 enum status job_read_integers(const struct json_object *o, const char *key, int64_t min, int64_t max,
-                              const char *expected, int64_t **out, int64_t *n, struct error *error)
+                              const char *noun, int64_t **out, int64_t *n, struct error *error)
 {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(o->object, key), *item;
     if (list == NULL)
         return STATUS_OK;
-    char what[128];
-    snprintf(what, sizeof what, "a list of %s from %lld to %lld", expected, (long long)min, (long long)max);
+    char one[128], many[160];
+    snprintf(one, sizeof one, "%s from %lld to %lld", noun, (long long)min, (long long)max);
+    snprintf(many, sizeof many, "a list of numbers, each %s", one);
     if (!cJSON_IsArray(list))
-        return job_fault(o, key, list, what, error);
+        return job_fault(o, key, list, many, error);
     void *values;
     TRY(memory_allocate_array(&values, (size_t)cJSON_GetArraySize(list), sizeof **out,
                               "a list of the job file", error));
@@ -47,7 +48,7 @@ enum status job_read_integers(const struct json_object *o, const char *key, int6
             char place[128];
             snprintf(place, sizeof place, "%s[%lld]", key, (long long)count);
             memory_free(values);
-            return job_fault(o, place, item, what, error);
+            return job_fault(o, place, item, one, error);
         }
         ((int64_t *)values)[count++] = value;
     }
@@ -62,7 +63,7 @@ enum status job_read_ids(const struct json_object *o, const char *key, int32_t *
     int64_t *wide = NULL, count = 0;
     if (cJSON_GetObjectItemCaseSensitive(o->object, key) == NULL)
         return STATUS_OK;
-    TRY(job_read_integers(o, key, 0, JOB_MAX_ID, "token ids", &wide, &count, error));
+    TRY(job_read_integers(o, key, 0, JOB_MAX_ID, "a token id", &wide, &count, error));
     void *ids = NULL;
     enum status status = STATUS_OK;
     if (count > 0)
@@ -206,14 +207,14 @@ static enum status read_corpus_source(const struct json_object *o, struct corpus
         TRY(read_choice(o, "dtype", true, dtypes, &dtype, error));
         c->raw_bytes = dtype == 0 ? 2 : 4;
     } else if (item != NULL) {
-        return job_fault(o, "dtype", item, "it only where corpus.format is \"raw\": other files say theirs",
+        return job_fault(o, "dtype", item, "it for corpus.format \"raw\" only: other files say theirs",
                          error);
     }
     item = cJSON_GetObjectItemCaseSensitive(o->object, "dataset");
     if (c->format == CORPUS_HDF5)
         return read_text(o, "dataset", &c->dataset, error);
     if (item != NULL)
-        return job_fault(o, "dataset", item, "it only where corpus.format is \"hdf5\"", error);
+        return job_fault(o, "dataset", item, "it for corpus.format \"hdf5\" only", error);
     return STATUS_OK;
 }
 
@@ -231,7 +232,7 @@ static enum status read_corpus_choice(const struct json_object *o, struct corpus
     const cJSON *pad = cJSON_GetObjectItemCaseSensitive(o->object, "pad");
     c->has_pad = pad != NULL;
     if (pad != NULL && c->format == CORPUS_RAW)
-        return job_fault(o, "pad", pad, "it only where the corpus has rows: a raw file is one run of tokens",
+        return job_fault(o, "pad", pad, "it where the corpus has rows: a raw file is one run of tokens",
                          error);
     return json_get_int(o, "pad", false, -JOB_MAX_INTEGER, JOB_MAX_INTEGER, &c->pad, error);
 }

@@ -1,8 +1,8 @@
 /* The job file: what to run, on what, what to keep. Parsed and checked; nothing is opened.
  *
- * The format is fixed (schemas/job.schema.json, README). Unknown keys are errors that name the nearest known one; every
- * complaint names the file and the key ("captures.residuals.layers"). Paths are made relative to the job file's folder.
- * All faults here are STATUS_USAGE. */
+ * The format is fixed (schemas/job.schema.json, README). Unknown keys are errors that name the nearest known
+ * one; every complaint names the file and the key ("captures.residuals.layers"). Paths are made relative to
+ * the job file's folder. All faults here are STATUS_USAGE. */
 #ifndef ACTDUMP_PIPELINE_JOB_H
 #define ACTDUMP_PIPELINE_JOB_H
 
@@ -13,15 +13,23 @@
 
 enum job_device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 
-enum positions_kind { POSITIONS_ALL, POSITIONS_LAST, POSITIONS_FIRST, POSITIONS_EVERY, POSITIONS_LIST, POSITIONS_SAMPLE };
+enum positions_kind {
+    POSITIONS_ALL,
+    POSITIONS_LAST,
+    POSITIONS_FIRST,
+    POSITIONS_EVERY,
+    POSITIONS_LIST,
+    POSITIONS_SAMPLE
+};
 
 struct positions {
     enum positions_kind kind;
-    int64_t n;         /* first: how many; every: the stride */
-    int64_t offset;    /* every: the first position */
-    int64_t *list;     /* list: ascending, each once; negative ones count from the sequence's end; owned by the job */
+    int64_t n;      /* first: how many; every: the stride */
+    int64_t offset; /* every: the first position */
+    int64_t
+        *list; /* list: ascending, each once; negative ones count from the sequence's end; owned by the job */
     int64_t n_list;
-    double fraction;   /* sample: each position by itself with this probability */
+    double fraction; /* sample: each position by itself with this probability */
     uint64_t seed;
     int64_t skip_first;
     int32_t *skip_ids; /* owned by the job */
@@ -36,7 +44,8 @@ struct layer_selector {
     bool all;
     struct layer_range *ranges; /* owned by the job */
     int64_t n_ranges;
-    const char **kinds; /* "mamba", "attention", ...: the array is owned by the job, the strings are constants */
+    const char *
+        *kinds; /* "mamba", "attention", ...: the array is owned by the job, the strings are constants */
     int64_t n_kinds;
 };
 
@@ -50,7 +59,8 @@ struct job_capture {
 };
 
 struct job {
-    cJSON *tree;  /* the file with --set applied, as it goes into store.json; owned, and what strings borrow from */
+    cJSON *tree;  /* the file with --set applied, as it goes into store.json; owned, and what strings borrow
+                     from */
     char *source; /* the file's name */
     char *checkpoint;
     int load_dtype; /* enum dtype or LOAD_DTYPE_OWN */
@@ -62,19 +72,19 @@ struct job {
     struct job_capture *captures;
     int64_t n_captures;
     char *store_path;
-    int64_t chunk_rows;  /* default 1024 */
-    int compression;     /* zstd level, default 1; 0: none */
-    int64_t unit_tokens; /* default 65536 */
-    int64_t batch_tokens; /* 0: "auto" */
-    int64_t n_threads;    /* 0: "auto" */
-    double grace_seconds; /* default 30 */
+    int64_t chunk_rows;        /* default 1024 */
+    int compression;           /* zstd level, default 1; 0: none */
+    int64_t unit_tokens;       /* default 65536 */
+    int64_t batch_tokens;      /* 0: "auto" */
+    int64_t n_threads;         /* 0: "auto" */
+    double grace_seconds;      /* default 30 */
     double time_limit_seconds; /* 0: none */
     bool stop_on_nonfinite;
 };
 
-/* Reads and checks the file. sets: "a.b=VALUE" each, applied in order before anything is checked. VALUE is JSON, or a
- * bare word taken as a string; null takes the key away. Objects on the way that are missing are made; paths given so are
- * relative to the job file's folder too. Returns owned at *out. */
+/* Reads and checks the file. sets: "a.b=VALUE" each, applied in order before anything is checked. VALUE is
+ * JSON, or a bare word taken as a string; null takes the key away. Objects on the way that are missing are
+ * made; paths given so are relative to the job file's folder too. Returns owned at *out. */
 enum status job_read(const char *path, const char *const *sets, int64_t n_sets, struct job **out,
                      struct error *error);
 /* The same from text; `folder` is what relative paths are relative to. */

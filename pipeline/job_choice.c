@@ -112,7 +112,7 @@ static bool parse_range(const char *text, struct layer_range *range)
         return false;
     if (*text == '\0')
         return true;
-    return take(&text, ':') && take_digits(&text, 6, &range->step) && range->step >= 1 && *text == '\0';
+    return take(&text, ':') && *text != '0' && take_digits(&text, 6, &range->step) && *text == '\0';
 }
 
 static enum status add_range(struct layer_reader *r, const struct layer_range *range)
@@ -258,7 +258,7 @@ static int compare_int64(const void *left, const void *right)
 
 static enum status read_list(const struct json_object *o, struct positions *p, struct error *error)
 {
-    TRY(job_read_integers(o, "list", -INT32_MAX, INT32_MAX, "positions", &p->list, &p->n_list, error));
+    TRY(job_read_integers(o, "list", -INT32_MAX, INT32_MAX, "a position", &p->list, &p->n_list, error));
     if (p->n_list == 0)
         return error_set(error, o->status, "%s: %s.list is empty, expected positions", o->source, o->where);
     qsort(p->list, (size_t)p->n_list, sizeof *p->list, compare_int64);

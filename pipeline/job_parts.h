@@ -16,11 +16,10 @@
 /* Writes "file: where.key is <item>, expected <expected>". */
 enum status job_fault(const struct json_object *o, const char *key, const cJSON *item, const char *expected,
                       struct error *error);
-/* Whole numbers within [min, max], at most *n: a list of them. An absent key leaves *out and *n alone.
- * Returns owned at *out (memory_free). `expected` is what the list should hold, in the plural: "token ids".
- */
+/* A list of whole numbers within [min, max]. An absent key leaves *out and *n alone. `noun` is what each of
+ * them is: "a token id". Returns owned at *out (memory_free). */
 enum status job_read_integers(const struct json_object *o, const char *key, int64_t min, int64_t max,
-                              const char *expected, int64_t **out, int64_t *n, struct error *error);
+                              const char *noun, int64_t **out, int64_t *n, struct error *error);
 /* The same for token ids, from 0. */
 enum status job_read_ids(const struct json_object *o, const char *key, int32_t **out, int64_t *n,
                          struct error *error);

@@ -384,7 +384,7 @@ def test_a_store_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("in the way")
     job, _ = harness.case_job(tmp_path, "mamba", store="file/store")
     outcome = harness.actdump("run", job)
-    assert outcome.status in (harness.USAGE, harness.INPUT, harness.RESOURCE) and "file/store" in outcome.err
+    assert outcome.status in (harness.USAGE, harness.INPUT, harness.RESOURCE) and f"{tmp_path}/file" in outcome.err
 
 
 def test_cuda_where_there_is_none(tmp_path):

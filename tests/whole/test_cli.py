@@ -23,7 +23,7 @@ def config_only(tmp_path):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_help(name):
     outcome = harness.actdump(name, "--help", env=NO_MPI).expect(harness.OK)
-    assert f"actdump {name}" in outcome.out and len(outcome.out.splitlines()) > 3
+    assert f"actdump {name}" in outcome.out and len(outcome.out) > 80
     assert outcome.err == ""
 
 
@@ -41,13 +41,14 @@ USAGE = {
     "nothing": ([], "usage"),
     "an unknown command": (["rum", "job.json"], "rum"),
     "an unknown option": (["run", "--frobnicate", "job.json"], "--frobnicate"),
-    "no job": (["run"], "job"),
-    "two jobs": (["run", "a.json", "b.json"], "b.json"),
-    "no store": (["info"], "store"),
-    "no store to verify": (["verify"], "store"),
-    "no checkpoint": (["values"], "checkpoint"),
+    "no job": (["run"], "run takes one argument, not 0"),
+    "two jobs": (["run", "a.json", "b.json"], "run takes one argument, not 2"),
+    "no store": (["info"], "info takes one argument"),
+    "no store to verify": (["verify"], "verify takes one argument"),
+    "no checkpoint": (["values"], "values takes one argument"),
+    "a job that is not there": (["run", "job.json"], "job.json"),
     "--set without its value": (["run", "job.json", "--set"], "--set"),
-    "--set without =": (["plan", "job.json", "--set", "store.path"], "store.path"),
+    "--set without =": (["plan", str(harness.ROOT / "configs/sample-mamba.json"), "--set", "store.path"], "store.path"),
     "an unknown log level": (["run", "job.json", "--log-level", "loud"], "loud"),
     "an unknown log format": (["run", "job.json", "--log-format", "xml"], "xml"),
 }

@@ -166,6 +166,8 @@ struct rotary_args {
 };
 
 struct backend_ops {
+    /* Ends the backend and its memory; backend_destroy calls it. */
+    void (*destroy)(struct backend *b);
     /* Memory of the backend. allocate returns zeroed memory that release takes (NULL is fine). upload and download
      * move bytes from and to the host and have finished when they return. */
     enum status (*allocate)(struct backend *b, void **out, size_t bytes, const char *what, struct error *error);

@@ -85,6 +85,14 @@ static size_t cpu_matrix_bytes(struct backend *b, int64_t n, int64_t k, enum dty
     return gemm_bytes(cpu_get(b)->gemm, n, k, compute);
 }
 
+static void cpu_destroy(struct backend *b)
+{
+    struct cpu_backend *cpu = cpu_get(b);
+    gemm_destroy(cpu->gemm);
+    memory_free(cpu->scratch);
+    memory_free(cpu);
+}
+
 static bool has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -143,7 +151,8 @@ static int count_processors(void)
 
 static void fill_table(struct cpu_backend *cpu)
 {
-    cpu->ops = (struct backend_ops){.allocate = cpu_allocate,
+    cpu->ops = (struct backend_ops){.destroy = cpu_destroy,
+                                    .allocate = cpu_allocate,
                                     .release = cpu_release,
                                     .upload = cpu_copy,
                                     .download = cpu_copy,
@@ -174,7 +183,7 @@ enum status backend_create_cpu(int n_threads, struct backend **out, struct error
         status =
             memory_allocate(&cpu->scratch, CPU_SCRATCH_BYTES, "working memory of the CPU backend", error);
     if (status != STATUS_OK) {
-        backend_destroy(&cpu->base);
+        cpu_destroy(&cpu->base);
         return status;
     }
     cpu->scratch_bytes = CPU_SCRATCH_BYTES;
@@ -184,10 +193,6 @@ enum status backend_create_cpu(int n_threads, struct backend **out, struct error
 
 void backend_destroy(struct backend *backend)
 {
-    if (backend == NULL)
-        return;
-    struct cpu_backend *cpu = cpu_get(backend);
-    gemm_destroy(cpu->gemm);
-    memory_free(cpu->scratch);
-    memory_free(cpu);
+    if (backend != NULL)
+        backend->ops->destroy(backend);
 }

@@ -1,0 +1,881 @@
+#include "pipeline/writer.h"
+
+#include "kernels/base/memory.h"
+#include "pipeline/chunk.h"
+#include "pipeline/files.h"
+#include "pipeline/segment.h"
+#include "pipeline/store.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PATH_BYTES = 4096 };
+
+enum slot_kind { SLOT_BEGIN, SLOT_CHUNK, SLOT_FINISH, SLOT_ABANDON };
+
+/* One order in the ring: a chunk, or a mark between chunks. It belongs to the caller until submitted, then to
+ * one worker, then (ready) to the HDF5 thread. */
+struct slot {
+    enum slot_kind kind;
+    bool ready; /* under the lock */
+    int64_t unit, first_sequence, n_tokens;
+    int64_t dataset, first_row, n_rows, chunk_rows;
+    char *source;    /* the rows as handed over, zeros after them */
+    char *shuffled;  /* stored dtype */
+    char *packed;    /* also where a conversion goes before it is shuffled */
+    const char *out; /* the chunk as it goes into the file */
+    size_t out_bytes;
+    void *statistics_memory;
+    struct statistics statistics;
+};
+
+/* A dataset of the segment at hand, as the caller's thread sees it. */
+struct filling {
+    char *buffer; /* the current chunk, source dtype */
+    int64_t n_filled;
+    int64_t n_submitted; /* rows in chunks before it */
+};
+
+/* The same, as the HDF5 thread sees it. */
+struct written {
+    hid_t id; /* negative: not created yet */
+    int64_t n_rows;
+    struct statistics statistics;
+};
+
+struct done {
+    struct done *next;
+    struct segment_record record;
+};
+
+struct writer {
+    const struct layout *layout;
+    char folder[PATH_BYTES], segments[PATH_BYTES + 16];
+    int n_threads;
+
+    /* the caller's */
+    bool has_unit;
+    int64_t unit, first_sequence;
+    struct filling *filling; /* [n_datasets] */
+
+    /* the ring; counters only grow, slot i is number i % n_slots */
+    pthread_mutex_t lock;
+    pthread_cond_t work_added, slot_ready, slot_freed; /* slot_freed also: a unit is done */
+    struct slot *slots;
+    int64_t n_slots;
+    int64_t n_submitted, n_taken, n_written; /* under the lock, like all below */
+    bool stop;
+    struct error failure;
+    int64_t n_pending; /* units finished by the caller and not yet committed */
+    struct done *first_done, *last_done;
+    double waited_s, compressed_s, wrote_s;
+
+    /* the HDF5 thread's */
+    struct written *written; /* [n_datasets] */
+    hid_t file;              /* negative: none */
+    char temporary[FILES_PATH_BYTES];
+    int64_t chunk_bytes_written;
+    char *hash_buffer;
+
+    struct arena arena;
+    struct chunk_compressor **compressors; /* [n_threads] */
+    pthread_t *workers;                    /* [n_threads] */
+    int n_workers_started;
+    bool is_hdf5_started;
+    pthread_t hdf5_thread;
+    _Atomic int next_worker; /* hands each worker its number */
+};
+
+/* ---------------------------------------------------------------- faults on demand */
+
+static _Atomic int64_t faults[WRITER_FAULT_COUNT] = {-1, -1, -1, -1, -1, -1};
+
+void writer_fail_at(enum writer_fault fault, int64_t n)
+{
+    atomic_store(&faults[fault], n);
+}
+
+/* True where this call is to fail; errno says as what. */
+static bool is_fault_due(enum writer_fault fault)
+{
+    int64_t left = atomic_load(&faults[fault]);
+    while (left >= 0 && !atomic_compare_exchange_weak(&faults[fault], &left, left - 1))
+        ;
+    if (left != 0)
+        return false;
+    errno = fault == WRITER_FAULT_CHUNK ? ENOSPC : EIO;
+    return true;
+}
+
+/* ---------------------------------------------------------------- memory */
+
+/* The chunk of a dataset that asks for most of one thing. */
+struct extremes {
+    size_t source_bytes, stored_bytes;
+    int64_t statistics_width;
+};
+
+static struct extremes find_extremes(const struct layout *layout)
+{
+    struct extremes most = {0};
+    for (int64_t i = 0; i < layout->n_datasets; i++) {
+        const struct dataset *d = &layout->datasets[i];
+        size_t elements = (size_t)(d->chunk_rows * d->width);
+        size_t source = elements * dtype_size(d->source_dtype), stored = elements * dtype_size(d->dtype);
+        most.source_bytes = source > most.source_bytes ? source : most.source_bytes;
+        most.stored_bytes = stored > most.stored_bytes ? stored : most.stored_bytes;
+        if (layout_has_statistics(d) && d->width > most.statistics_width)
+            most.statistics_width = d->width;
+    }
+    return most;
+}
+
+/* Two for each worker, so that none waits while its last chunk is written, and two for what comes in and goes
+ * out. */
+static int64_t count_slots(int n_threads)
+{
+    return 2 * (int64_t)n_threads + 2;
+}
+
+static void place_slots(struct writer *w, const struct layout *layout, struct arena *arena)
+{
+    struct extremes most = find_extremes(layout);
+    w->slots = arena_take(arena, (size_t)w->n_slots * sizeof *w->slots);
+    for (int64_t i = 0; i < w->n_slots; i++) {
+        struct slot slot = {.source = arena_take(arena, most.source_bytes),
+                            .shuffled = arena_take(arena, layout->compression > 0 ? most.stored_bytes : 0),
+                            .packed = arena_take(arena, chunk_bound(most.stored_bytes)),
+                            .statistics_memory = arena_take(arena, statistics_bytes(most.statistics_width))};
+        if (w->slots != NULL)
+            w->slots[i] = slot;
+    }
+}
+
+/* Hands out the arena's pieces; against a measuring arena it only counts. */
+static void place_all(struct writer *w, const struct layout *layout, struct arena *arena)
+{
+    size_t n = (size_t)layout->n_datasets;
+    place_slots(w, layout, arena);
+    w->filling = arena_take(arena, n * sizeof *w->filling);
+    w->written = arena_take(arena, n * sizeof *w->written);
+    w->hash_buffer = arena_take(arena, FILES_HASH_BYTES);
+    w->compressors = arena_take(arena, (size_t)w->n_threads * sizeof *w->compressors);
+    w->workers = arena_take(arena, (size_t)w->n_threads * sizeof *w->workers);
+    for (size_t i = 0; i < n; i++) {
+        const struct dataset *d = &layout->datasets[i];
+        char *buffer = arena_take(arena, (size_t)(d->chunk_rows * d->width) * dtype_size(d->source_dtype));
+        void *memory = layout_has_statistics(d) ? arena_take(arena, statistics_bytes(d->width)) : NULL;
+        if (w->filling == NULL)
+            continue;
+        w->filling[i].buffer = buffer;
+        w->written[i].id = H5I_INVALID_HID;
+        if (memory != NULL)
+            statistics_place(&w->written[i].statistics, memory, d->width, layout_is_masked(d));
+    }
+}
+
+size_t writer_bytes(const struct layout *layout, const struct writer_options *options)
+{
+    struct writer w = {.n_threads = options->n_threads, .n_slots = count_slots(options->n_threads)};
+    struct arena arena = {0};
+    place_all(&w, layout, &arena);
+    return arena.used + sizeof w;
+}
+
+/* ---------------------------------------------------------------- shared state */
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Keeps the first failure and wakes whoever waits. */
+static void keep_failure(struct writer *w, const struct error *failure)
+{
+    pthread_mutex_lock(&w->lock);
+    if (w->failure.status == STATUS_OK)
+        w->failure = *failure;
+    pthread_cond_broadcast(&w->slot_freed);
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* Under the lock: the failure so far, as the caller's. */
+static enum status tell_failure(const struct writer *w, struct error *error)
+{
+    if (w->failure.status == STATUS_OK)
+        return STATUS_OK;
+    return error_set(error, w->failure.status, "%s", w->failure.text);
+}
+
+static enum status check_failure(struct writer *w, struct error *error)
+{
+    pthread_mutex_lock(&w->lock);
+    enum status status = tell_failure(w, error);
+    pthread_mutex_unlock(&w->lock);
+    return status;
+}
+
+static bool has_failed(struct writer *w)
+{
+    return check_failure(w, NULL) != STATUS_OK;
+}
+
+/* ---------------------------------------------------------------- workers */
+
+/* Elements that were finite and are infinite as stored. */
+static int64_t count_overflow(const struct dataset *d, const void *source, const void *stored, int64_t n)
+{
+    const uint16_t *half = stored;
+    const float *wide = source;
+    uint16_t infinity = d->dtype == DTYPE_F16 ? 0x7c00 : 0x7f80;
+    int64_t n_overflow = 0;
+    if (d->source_dtype != DTYPE_F32)
+        return 0;
+    for (int64_t i = 0; i < n; i++)
+        if ((half[i] & 0x7fff) == infinity)
+            n_overflow += isfinite(wide[i]) != 0;
+    return n_overflow;
+}
+
+/* Turns the slot's rows into the bytes of a chunk. */
+static enum status pack_slot(struct writer *w, struct slot *slot, struct chunk_compressor *compressor,
+                             struct error *error)
+{
+    const struct dataset *d = &w->layout->datasets[slot->dataset];
+    int64_t n = slot->n_rows * d->width, n_chunk = slot->chunk_rows * d->width, n_overflow = 0;
+    const char *stored = slot->source;
+    if (d->source_dtype != d->dtype) {
+        dtype_convert(slot->packed, d->dtype, slot->source, d->source_dtype, (size_t)n_chunk);
+        stored = slot->packed;
+        if (dtype_is_float(d->dtype) && dtype_size(d->dtype) == 2)
+            n_overflow = count_overflow(d, slot->source, stored, n);
+    }
+    if (layout_has_statistics(d)) {
+        statistics_place(&slot->statistics, slot->statistics_memory, d->width, layout_is_masked(d));
+        statistics_of(&slot->statistics, stored, d->dtype, slot->n_rows, slot->first_row);
+        slot->statistics.n_overflow = n_overflow;
+    }
+    size_t size = dtype_size(d->dtype), bytes = (size_t)n_chunk * size;
+    slot->out = stored;
+    slot->out_bytes = bytes;
+    if (w->layout->compression == 0)
+        return STATUS_OK;
+    chunk_shuffle(slot->shuffled, stored, size, bytes);
+    slot->out = slot->packed;
+    return chunk_compress(compressor, slot->packed, chunk_bound(bytes), slot->shuffled, bytes,
+                          &slot->out_bytes, error);
+}
+
+/* The next submitted slot in order; NULL when the writer stops. */
+static struct slot *take_slot(struct writer *w)
+{
+    pthread_mutex_lock(&w->lock);
+    while (!w->stop && w->n_taken == w->n_submitted)
+        pthread_cond_wait(&w->work_added, &w->lock);
+    struct slot *slot = w->stop ? NULL : &w->slots[w->n_taken++ % w->n_slots];
+    pthread_mutex_unlock(&w->lock);
+    return slot;
+}
+
+static void pass_on_slot(struct writer *w, struct slot *slot, double seconds)
+{
+    pthread_mutex_lock(&w->lock);
+    slot->ready = true;
+    w->compressed_s += seconds;
+    pthread_cond_signal(&w->slot_ready);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void *run_worker(void *context)
+{
+    struct writer *w = context;
+    struct chunk_compressor *compressor = w->compressors[atomic_fetch_add(&w->next_worker, 1)];
+    struct slot *slot;
+    while ((slot = take_slot(w)) != NULL) {
+        double began = now_s();
+        struct error error = {0};
+        if (slot->kind == SLOT_CHUNK && !has_failed(w) && pack_slot(w, slot, compressor, &error) != STATUS_OK)
+            keep_failure(w, &error);
+        pass_on_slot(w, slot, slot->kind == SLOT_CHUNK ? now_s() - began : 0);
+    }
+    return NULL;
+}
+
+/* ---------------------------------------------------------------- the HDF5 thread: one segment */
+
+/* Puts what is left where the segment was to go into a sentence. */
+static void describe_room(const struct writer *w, char *text, size_t size)
+{
+    struct statvfs fs;
+    struct rlimit limit;
+    size_t used = 0;
+    text[0] = '\0';
+    if (statvfs(w->folder, &fs) == 0)
+        used = (size_t)snprintf(text, size, ", %" PRIu64 " bytes are free there",
+                                (uint64_t)fs.f_bavail * (uint64_t)fs.f_frsize);
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && used < size)
+        snprintf(text + used, size - used, " and no file may be larger than %" PRIu64 " bytes",
+                 (uint64_t)limit.rlim_cur);
+}
+
+/* Where HDF5 failed (errnum 0: its stack tells why) or the system did. needed: bytes of the write; 0: not
+ * known. */
+static enum status write_error(struct writer *w, const struct slot *slot, int errnum, size_t needed,
+                               struct error *error)
+{
+    char name[64], room[192], need[192] = "";
+    store_segment_name(slot->unit, name);
+    describe_room(w, room, sizeof room);
+    if (needed > 0)
+        snprintf(need, sizeof need, "its next chunk needs %zu bytes after %" PRId64 ", ", needed,
+                 w->chunk_bytes_written);
+    if (errnum == 0)
+        errnum = hdf5_errno();
+    H5Eclear2(H5E_DEFAULT);
+    if (errnum == 0)
+        return error_set(error, STATUS_RESOURCE, "%s/%s cannot be written (%sHDF5 failed%s)", w->folder, name,
+                         need, room);
+    return error_set_errno(error, STATUS_RESOURCE, errnum, "%s/%s cannot be written (%sunit %" PRId64 "%s)",
+                           w->folder, name, need, slot->unit, room);
+}
+
+static void close_datasets(struct writer *w)
+{
+    for (int64_t i = 0; i < w->layout->n_datasets; i++) {
+        if (w->written[i].id >= 0)
+            H5Dclose(w->written[i].id);
+        w->written[i].id = H5I_INVALID_HID;
+    }
+}
+
+/* Drops the segment at hand. HDF5 may be unable to close a file that it could not write; then its descriptor
+ * stays open, so the file is emptied before it is removed, or its blocks would stay taken. */
+static void discard_segment(struct writer *w)
+{
+    close_datasets(w);
+    if (w->file >= 0)
+        H5Fclose(w->file);
+    H5Eclear2(H5E_DEFAULT);
+    w->file = H5I_INVALID_HID;
+    if (w->temporary[0] != '\0') {
+        int ignored = truncate(w->temporary, 0);
+        (void)ignored;
+        unlink(w->temporary);
+    }
+    w->temporary[0] = '\0';
+}
+
+static enum status begin_segment(struct writer *w, const struct slot *slot, struct error *error)
+{
+    discard_segment(w);
+    w->chunk_bytes_written = 0;
+    for (int64_t i = 0; i < w->layout->n_datasets; i++) {
+        w->written[i].n_rows = 0;
+        if (layout_has_statistics(&w->layout->datasets[i]))
+            statistics_reset(&w->written[i].statistics);
+    }
+    char name[64];
+    store_segment_name(slot->unit, name);
+    TRY(files_name_temporary(w->segments, strrchr(name, '/') + 1, w->temporary, error));
+    if (is_fault_due(WRITER_FAULT_CREATE))
+        return error_set_errno(error, STATUS_RESOURCE, errno, "%s cannot be created", w->temporary);
+    return hdf5_create(w->temporary, &w->file, error);
+}
+
+static enum status create_dataset(struct writer *w, int64_t dataset, int64_t chunk_rows, struct error *error)
+{
+    return segment_create_chunked(w->file, &w->layout->datasets[dataset], chunk_rows, w->layout->compression,
+                                  &w->written[dataset].id, error);
+}
+
+static enum status write_chunk(struct writer *w, const struct slot *slot, struct error *error)
+{
+    struct written *written = &w->written[slot->dataset];
+    const struct dataset *d = &w->layout->datasets[slot->dataset];
+    hsize_t size[VALUE_MAX_AXES + 1], offset[VALUE_MAX_AXES + 1] = {(hsize_t)slot->first_row};
+    if (written->id < 0)
+        TRY(create_dataset(w, slot->dataset, slot->chunk_rows, error));
+    segment_get_shape(d, slot->first_row + slot->n_rows, size);
+    if (is_fault_due(WRITER_FAULT_CHUNK))
+        return write_error(w, slot, errno, slot->out_bytes, error);
+    if (H5Dset_extent(written->id, size) < 0 ||
+        H5Dwrite_chunk(written->id, H5P_DEFAULT, 0, offset, slot->out_bytes, slot->out) < 0)
+        return write_error(w, slot, 0, slot->out_bytes, error);
+    written->n_rows += slot->n_rows;
+    w->chunk_bytes_written += (int64_t)slot->out_bytes;
+    if (layout_has_statistics(d))
+        statistics_merge(&written->statistics, &slot->statistics);
+    return STATUS_OK;
+}
+
+/* What follows the chunks: datasets that got no row, statistics, the file's own attributes. */
+static enum status write_rest(struct writer *w, const struct slot *slot, struct error *error)
+{
+    for (int64_t i = 0; i < w->layout->n_datasets; i++) {
+        const struct dataset *d = &w->layout->datasets[i];
+        if (w->written[i].id < 0)
+            TRY(create_dataset(w, i, layout_chunk_rows(d, 0), error));
+        if (layout_has_statistics(d))
+            TRY(segment_write_statistics(w->file, d, &w->written[i].statistics, "m2", w->layout->compression,
+                                         NULL, error));
+    }
+    TRY(hdf5_set_string(w->file, "actdump", ACTDUMP_VERSION, error));
+    TRY(hdf5_set_int(w->file, "store_version", STORE_VERSION, error));
+    TRY(hdf5_set_int(w->file, "unit", slot->unit, error));
+    TRY(hdf5_set_int(w->file, "first_sequence", slot->first_sequence, error));
+    return hdf5_set_int(w->file, "n_tokens", slot->n_tokens, error);
+}
+
+static enum status close_file(struct writer *w, const struct slot *slot, struct error *error)
+{
+    if (is_fault_due(WRITER_FAULT_CLOSE))
+        return write_error(w, slot, errno, 0, error);
+    if (H5Fflush(w->file, H5F_SCOPE_LOCAL) < 0)
+        return write_error(w, slot, 0, 0, error);
+    close_datasets(w);
+    hid_t file = w->file;
+    w->file = H5I_INVALID_HID;
+    return H5Fclose(file) < 0 ? write_error(w, slot, 0, 0, error) : STATUS_OK;
+}
+
+static int sync_path(const char *path, enum writer_fault fault)
+{
+    return is_fault_due(fault) ? errno : files_sync(path);
+}
+
+/* Syncs the closed file, gives it its name and syncs the folder. */
+static enum status publish_file(struct writer *w, const struct slot *slot, struct segment_record *record,
+                                struct error *error)
+{
+    char name[64], path[FILES_PATH_BYTES];
+    store_segment_name(slot->unit, name);
+    snprintf(path, sizeof path, "%s/%s", w->folder, name);
+    int errnum = sync_path(w->temporary, WRITER_FAULT_SYNC);
+    if (errnum == 0)
+        errnum = files_hash(w->temporary, w->hash_buffer, &record->bytes, &record->checksum);
+    if (errnum == 0 && (is_fault_due(WRITER_FAULT_RENAME) || rename(w->temporary, path) != 0))
+        errnum = errno;
+    if (errnum != 0)
+        return write_error(w, slot, errnum, 0, error);
+    w->temporary[0] = '\0';
+    errnum = sync_path(w->segments, WRITER_FAULT_FOLDER_SYNC);
+    return errnum == 0 ? STATUS_OK : write_error(w, slot, errnum, 0, error);
+}
+
+static void fill_record(const struct writer *w, const struct slot *slot, struct segment_record *record)
+{
+    record->unit = slot->unit;
+    record->first_sequence = slot->first_sequence;
+    record->n_tokens = slot->n_tokens;
+    for (int64_t i = 0; i < w->layout->n_datasets; i++) {
+        const struct dataset *d = &w->layout->datasets[i];
+        record->raw_bytes += w->written[i].n_rows * d->row_bytes;
+        if (d->rows == ROWS_OF_CAPTURE)
+            record->n_rows[d->capture] = w->written[i].n_rows;
+        else
+            record->n_sequences = w->written[i].n_rows;
+    }
+}
+
+static enum status finish_segment(struct writer *w, const struct slot *slot, struct error *error)
+{
+    void *rows;
+    TRY(memory_allocate_array(&rows, (size_t)w->layout->n_captures, sizeof(int64_t), "a segment's record",
+                              error));
+    struct done *done = calloc(1, sizeof *done);
+    if (done == NULL) {
+        memory_free(rows);
+        return error_set(error, STATUS_RESOURCE, "out of memory: a segment's record");
+    }
+    done->record.n_rows = rows;
+    enum status status;
+    TRY_ELSE(write_rest(w, slot, error), failed);
+    TRY_ELSE(close_file(w, slot, error), failed);
+    TRY_ELSE(publish_file(w, slot, &done->record, error), failed);
+    fill_record(w, slot, &done->record);
+    pthread_mutex_lock(&w->lock);
+    if (w->last_done != NULL)
+        w->last_done->next = done;
+    else
+        w->first_done = done;
+    w->last_done = done;
+    w->n_pending--;
+    pthread_mutex_unlock(&w->lock);
+    return STATUS_OK;
+failed:
+    segment_record_fini(&done->record);
+    free(done);
+    return status;
+}
+
+static enum status write_slot(struct writer *w, const struct slot *slot, struct error *error)
+{
+    switch (slot->kind) {
+    case SLOT_BEGIN:
+        return begin_segment(w, slot, error);
+    case SLOT_CHUNK:
+        return write_chunk(w, slot, error);
+    case SLOT_FINISH:
+        return finish_segment(w, slot, error);
+    case SLOT_ABANDON:
+        discard_segment(w);
+        break;
+    }
+    return STATUS_OK;
+}
+
+/* The slot next in order once a worker is through with it; NULL when the writer stops. */
+static const struct slot *await_ready(struct writer *w)
+{
+    pthread_mutex_lock(&w->lock);
+    struct slot *slot = &w->slots[w->n_written % w->n_slots];
+    while (!w->stop && !slot->ready)
+        pthread_cond_wait(&w->slot_ready, &w->lock);
+    if (w->stop)
+        slot = NULL;
+    pthread_mutex_unlock(&w->lock);
+    return slot;
+}
+
+static void free_slot(struct writer *w, double seconds)
+{
+    pthread_mutex_lock(&w->lock);
+    w->slots[w->n_written % w->n_slots].ready = false;
+    w->n_written++;
+    w->wrote_s += seconds;
+    pthread_cond_broadcast(&w->slot_freed);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void *run_hdf5(void *context)
+{
+    struct writer *w = context;
+    const struct slot *slot;
+    hdf5_start();
+    while ((slot = await_ready(w)) != NULL) {
+        double began = now_s();
+        struct error error = {0};
+        if (has_failed(w)) {
+            discard_segment(w);
+        } else if (write_slot(w, slot, &error) != STATUS_OK) {
+            discard_segment(w);
+            keep_failure(w, &error);
+        }
+        free_slot(w, now_s() - began);
+    }
+    discard_segment(w);
+    return NULL;
+}
+
+/* ---------------------------------------------------------------- create and destroy */
+
+static enum status init_locks(struct writer *w, struct error *error)
+{
+    if (pthread_mutex_init(&w->lock, NULL) != 0 || pthread_cond_init(&w->work_added, NULL) != 0 ||
+        pthread_cond_init(&w->slot_ready, NULL) != 0 || pthread_cond_init(&w->slot_freed, NULL) != 0)
+        return error_set(error, STATUS_RESOURCE, "the writer's locks cannot be made");
+    return STATUS_OK;
+}
+
+static enum status start_threads(struct writer *w, struct error *error)
+{
+    int errnum = 0;
+    for (int i = 0; i < w->n_threads && errnum == 0; i++) {
+        errnum = pthread_create(&w->workers[i], NULL, run_worker, w);
+        w->n_workers_started += errnum == 0;
+    }
+    if (errnum == 0) {
+        errnum = pthread_create(&w->hdf5_thread, NULL, run_hdf5, w);
+        w->is_hdf5_started = errnum == 0;
+    }
+    if (errnum != 0)
+        return error_set_errno(error, STATUS_RESOURCE, errnum, "the writer's threads cannot be started");
+    return STATUS_OK;
+}
+
+static enum status prepare(struct writer *w, struct error *error)
+{
+    TRY(init_locks(w, error));
+    place_all(w, w->layout, &w->arena);
+    TRY(arena_allocate(&w->arena, "the writer's chunks", error));
+    place_all(w, w->layout, &w->arena);
+    for (int i = 0; i < w->n_threads && w->layout->compression > 0; i++)
+        TRY(chunk_compressor_create(w->layout->compression, &w->compressors[i], error));
+    return start_threads(w, error);
+}
+
+enum status writer_create(const struct layout *layout, const struct writer_options *options,
+                          struct writer **out, struct error *error)
+{
+    assert(options->n_threads >= 1);
+    void *memory;
+    TRY(memory_allocate(&memory, sizeof(struct writer), "the writer", error));
+    struct writer *w = memory;
+    w->layout = layout;
+    w->n_threads = options->n_threads;
+    w->n_slots = count_slots(options->n_threads);
+    w->file = H5I_INVALID_HID;
+    enum status status = STATUS_OK;
+    if ((size_t)snprintf(w->folder, sizeof w->folder, "%s", options->folder) >= sizeof w->folder)
+        status = error_set(error, STATUS_USAGE, "the store's path %.64s... is too long", options->folder);
+    snprintf(w->segments, sizeof w->segments, "%s/segments", w->folder);
+    if (status == STATUS_OK)
+        status = prepare(w, error);
+    if (status != STATUS_OK) {
+        writer_destroy(w);
+        return status;
+    }
+    *out = w;
+    return STATUS_OK;
+}
+
+void writer_destroy(struct writer *w)
+{
+    if (w == NULL)
+        return;
+    pthread_mutex_lock(&w->lock);
+    w->stop = true;
+    pthread_cond_broadcast(&w->work_added);
+    pthread_cond_broadcast(&w->slot_ready);
+    pthread_mutex_unlock(&w->lock);
+    for (int i = 0; i < w->n_workers_started; i++)
+        pthread_join(w->workers[i], NULL);
+    if (w->is_hdf5_started)
+        pthread_join(w->hdf5_thread, NULL);
+    while (w->first_done != NULL) {
+        struct done *done = w->first_done;
+        w->first_done = done->next;
+        segment_record_fini(&done->record);
+        free(done);
+    }
+    for (int i = 0; w->compressors != NULL && i < w->n_threads; i++)
+        chunk_compressor_destroy(w->compressors[i]);
+    pthread_cond_destroy(&w->slot_freed);
+    pthread_cond_destroy(&w->slot_ready);
+    pthread_cond_destroy(&w->work_added);
+    pthread_mutex_destroy(&w->lock);
+    arena_free(&w->arena);
+    memory_free(w);
+}
+
+void segment_record_fini(struct segment_record *record)
+{
+    memory_free(record->n_rows);
+    *record = (struct segment_record){0};
+}
+
+/* ---------------------------------------------------------------- the caller's side */
+
+/* Waits for the next slot to be free; it is the caller's until submit_slot. */
+static enum status acquire_slot(struct writer *w, struct slot **out, struct error *error)
+{
+    pthread_mutex_lock(&w->lock);
+    double began = now_s();
+    while (w->n_submitted - w->n_written >= w->n_slots && w->failure.status == STATUS_OK)
+        pthread_cond_wait(&w->slot_freed, &w->lock);
+    w->waited_s += now_s() - began;
+    enum status status = tell_failure(w, error);
+    struct slot *slot = &w->slots[w->n_submitted % w->n_slots];
+    pthread_mutex_unlock(&w->lock);
+    if (status == STATUS_OK)
+        *out = slot;
+    return status;
+}
+
+static void submit_slot(struct writer *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->n_submitted++;
+    pthread_cond_signal(&w->work_added);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static enum status submit_mark(struct writer *w, enum slot_kind kind, int64_t n_tokens, struct error *error)
+{
+    struct slot *slot;
+    TRY(acquire_slot(w, &slot, error));
+    slot->kind = kind;
+    slot->unit = w->unit;
+    slot->first_sequence = w->first_sequence;
+    slot->n_tokens = n_tokens;
+    if (kind == SLOT_FINISH) {
+        pthread_mutex_lock(&w->lock);
+        w->n_pending++;
+        pthread_mutex_unlock(&w->lock);
+    }
+    submit_slot(w);
+    return STATUS_OK;
+}
+
+/* Hands the dataset's current chunk over. A dataset with less than one chunk of rows gets a chunk of its
+ * size. */
+static enum status submit_chunk(struct writer *w, int64_t dataset, struct error *error)
+{
+    const struct dataset *d = &w->layout->datasets[dataset];
+    struct filling *f = &w->filling[dataset];
+    struct slot *slot;
+    TRY(acquire_slot(w, &slot, error));
+    slot->kind = SLOT_CHUNK;
+    slot->unit = w->unit;
+    slot->dataset = dataset;
+    slot->first_row = f->n_submitted;
+    slot->n_rows = f->n_filled;
+    slot->chunk_rows = f->n_submitted > 0 ? d->chunk_rows : layout_chunk_rows(d, f->n_filled);
+    size_t row_bytes = (size_t)d->width * dtype_size(d->source_dtype),
+           used = (size_t)slot->n_rows * row_bytes;
+    memcpy(slot->source, f->buffer, used);
+    memset(slot->source + used, 0, (size_t)(slot->chunk_rows - slot->n_rows) * row_bytes);
+    f->n_submitted += f->n_filled;
+    f->n_filled = 0;
+    submit_slot(w);
+    return STATUS_OK;
+}
+
+static void forget_rows(struct writer *w)
+{
+    for (int64_t i = 0; i < w->layout->n_datasets; i++)
+        w->filling[i].n_filled = w->filling[i].n_submitted = 0;
+    w->has_unit = false;
+}
+
+enum status writer_begin(struct writer *w, int64_t unit, int64_t first_sequence, struct error *error)
+{
+    TRY(check_failure(w, error));
+    if (w->has_unit)
+        return error_set(error, STATUS_BUG, "unit %" PRId64 " is begun before unit %" PRId64 " is finished",
+                         unit, w->unit);
+    w->unit = unit;
+    w->first_sequence = first_sequence;
+    TRY(submit_mark(w, SLOT_BEGIN, 0, error));
+    w->has_unit = true;
+    return STATUS_OK;
+}
+
+enum status writer_reserve(struct writer *w, int64_t dataset, int64_t wanted, void **room, int64_t *n,
+                           struct error *error)
+{
+    assert(dataset >= 0 && dataset < w->layout->n_datasets && wanted >= 1);
+    const struct dataset *d = &w->layout->datasets[dataset];
+    struct filling *f = &w->filling[dataset];
+    if (!w->has_unit)
+        return error_set(error, STATUS_BUG, "rows of %s come before a unit is begun", d->path);
+    if (f->n_filled == d->chunk_rows)
+        TRY(submit_chunk(w, dataset, error));
+    int64_t left = d->chunk_rows - f->n_filled;
+    *room = f->buffer + (size_t)(f->n_filled * d->width) * dtype_size(d->source_dtype);
+    *n = wanted < left ? wanted : left;
+    return STATUS_OK;
+}
+
+enum status writer_advance(struct writer *w, int64_t dataset, int64_t n, struct error *error)
+{
+    struct filling *f = &w->filling[dataset];
+    assert(n >= 0 && f->n_filled + n <= w->layout->datasets[dataset].chunk_rows);
+    f->n_filled += n;
+    return f->n_filled == w->layout->datasets[dataset].chunk_rows ? submit_chunk(w, dataset, error)
+                                                                  : STATUS_OK;
+}
+
+enum status writer_append(struct writer *w, int64_t dataset, const void *rows, int64_t n, struct error *error)
+{
+    const struct dataset *d = &w->layout->datasets[dataset];
+    size_t row_bytes = (size_t)d->width * dtype_size(d->source_dtype);
+    const char *from = rows;
+    while (n > 0) {
+        void *room;
+        int64_t m;
+        TRY(writer_reserve(w, dataset, n, &room, &m, error));
+        memcpy(room, from, (size_t)m * row_bytes);
+        TRY(writer_advance(w, dataset, m, error));
+        from += (size_t)m * row_bytes;
+        n -= m;
+    }
+    return STATUS_OK;
+}
+
+/* All datasets that count the same thing must have got the same rows. */
+static enum status check_rows(const struct writer *w, struct error *error)
+{
+    for (int64_t i = 1; i < w->layout->n_datasets; i++) {
+        const struct dataset *d = &w->layout->datasets[i];
+        int64_t first = i - 1;
+        while (first >= 0 &&
+               (w->layout->datasets[first].rows != d->rows ||
+                (d->rows == ROWS_OF_CAPTURE && w->layout->datasets[first].capture != d->capture)))
+            first--;
+        if (first < 0)
+            continue;
+        int64_t n = w->filling[i].n_submitted + w->filling[i].n_filled;
+        int64_t wanted = w->filling[first].n_submitted + w->filling[first].n_filled;
+        if (n != wanted)
+            return error_set(error, STATUS_BUG, "unit %" PRId64 ": %s got %" PRId64 " rows, %s got %" PRId64,
+                             w->unit, d->path, n, w->layout->datasets[first].path, wanted);
+    }
+    return STATUS_OK;
+}
+
+enum status writer_finish(struct writer *w, int64_t n_tokens, struct error *error)
+{
+    if (!w->has_unit)
+        return error_set(error, STATUS_BUG, "a unit is finished before it is begun");
+    TRY(check_rows(w, error));
+    for (int64_t i = 0; i < w->layout->n_datasets; i++)
+        if (w->filling[i].n_filled > 0)
+            TRY(submit_chunk(w, i, error));
+    TRY(submit_mark(w, SLOT_FINISH, n_tokens, error));
+    forget_rows(w);
+    return STATUS_OK;
+}
+
+void writer_abandon(struct writer *w)
+{
+    if (!w->has_unit)
+        return;
+    forget_rows(w);
+    submit_mark(w, SLOT_ABANDON, 0, NULL); /* fails only where all is given up already */
+}
+
+enum status writer_collect(struct writer *w, bool wait, struct segment_record *record, bool *have,
+                           struct error *error)
+{
+    pthread_mutex_lock(&w->lock);
+    while (wait && w->first_done == NULL && w->n_pending > 0 && w->failure.status == STATUS_OK)
+        pthread_cond_wait(&w->slot_freed, &w->lock);
+    struct done *done = w->first_done;
+    enum status status = done == NULL ? tell_failure(w, error) : STATUS_OK;
+    if (done != NULL) {
+        w->first_done = done->next;
+        if (w->first_done == NULL)
+            w->last_done = NULL;
+    }
+    pthread_mutex_unlock(&w->lock);
+    if (status != STATUS_OK)
+        return status;
+    *have = done != NULL;
+    if (done != NULL)
+        *record = done->record;
+    free(done);
+    return STATUS_OK;
+}
+
+void writer_times(const struct writer *w, double *waited_s, double *compressed_s, double *wrote_s)
+{
+    pthread_mutex_t *lock = (pthread_mutex_t *)(uintptr_t)&w->lock;
+    pthread_mutex_lock(lock);
+    *waited_s = w->waited_s;
+    *compressed_s = w->compressed_s;
+    *wrote_s = w->wrote_s;
+    pthread_mutex_unlock(lock);
+}

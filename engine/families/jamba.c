@@ -79,8 +79,51 @@ static enum status read_config(const struct json_object *c, struct model *m, str
     return read_blocks(c, heads.n_heads, m, error);
 }
 
+static enum status load_block(struct loader *l, const struct model *m, int i, struct layer *out,
+                              struct error *error)
+{
+    const struct block *block = &m->blocks[i];
+    loader_enter(l, i, STEP_MIXER_NORM, "model.layers.%d.", i);
+    TRY(loader_vector(l, "input_layernorm.weight", m->hidden_size, &out->mixer_norm, error));
+    if (block->mixer == MIXER_ATTENTION) {
+        loader_enter(l, i, STEP_MIXER, "model.layers.%d.self_attn.", i);
+        TRY(attention_load(l, m, block, &out->attention, error));
+    } else {
+        loader_enter(l, i, STEP_MIXER, "model.layers.%d.mamba.", i);
+        TRY(mamba1_load(l, m, &out->mamba1, error));
+    }
+    loader_enter(l, i, STEP_MLP_NORM, "model.layers.%d.", i);
+    TRY(loader_vector(l, "pre_ff_layernorm.weight", m->hidden_size, &out->mlp_norm, error));
+    loader_enter(l, i, STEP_MLP, "model.layers.%d.feed_forward.", i);
+    if (block->feed_forward == FEED_FORWARD_MIXTURE)
+        return mixture_load(l, m, "router.weight", &out->mixture, error);
+    return mlp_load(l, m, "", m->intermediate_size, &out->mlp, error);
+}
+
+static void run_block(struct forward *f, const struct layer *layer)
+{
+    forward_offer(f, VALUE_LAYER_INPUT, forward_tokens(f, f->stream));
+    forward_norm(f, layer->mixer_norm, VALUE_ATTENTION_NORM_OUTPUT);
+    if (forward_block(f)->mixer == MIXER_ATTENTION)
+        attention_run(f, &layer->attention);
+    else
+        mamba1_run(f, &layer->mamba1);
+    forward_offer(f, VALUE_LAYER_MID, forward_tokens(f, f->stream));
+    forward_norm(f, layer->mlp_norm, VALUE_MLP_NORM_OUTPUT);
+    forward_offer(f, VALUE_MLP_INPUT, forward_tokens(f, f->normed));
+    if (forward_block(f)->feed_forward == FEED_FORWARD_MIXTURE)
+        mixture_run(f, &layer->mixture);
+    else
+        mlp_run(f, &layer->mlp);
+    forward_offer(f, VALUE_LAYER_OUTPUT, forward_tokens(f, f->stream));
+}
+
 const struct family family_jamba = {
     .name = "jamba",
     .architecture = "JambaForCausalLM",
     .read_config = read_config,
+    .embedding = "model.embed_tokens.weight",
+    .final_norm = "model.final_layernorm.weight",
+    .load_block = load_block,
+    .run_block = run_block,
 };

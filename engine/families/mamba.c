@@ -29,8 +29,30 @@ static enum status read_config(const struct json_object *c, struct model *m, str
     return STATUS_OK;
 }
 
+static enum status load_block(struct loader *l, const struct model *m, int i, struct layer *out,
+                              struct error *error)
+{
+    loader_enter(l, i, STEP_MIXER_NORM, "backbone.layers.%d.", i);
+    TRY(loader_vector(l, "norm.weight", m->hidden_size, &out->mixer_norm, error));
+    loader_enter(l, i, STEP_MIXER, "backbone.layers.%d.mixer.", i);
+    return mamba1_load(l, m, &out->mamba1, error);
+}
+
+static void run_block(struct forward *f, const struct layer *layer)
+{
+    forward_offer(f, VALUE_LAYER_INPUT, forward_tokens(f, f->stream));
+    forward_norm(f, layer->mixer_norm, VALUE_ATTENTION_NORM_OUTPUT);
+    mamba1_run(f, &layer->mamba1);
+    forward_offer(f, VALUE_LAYER_OUTPUT, forward_tokens(f, f->stream));
+}
+
 const struct family family_mamba = {
     .name = "mamba",
     .architecture = "MambaForCausalLM",
     .read_config = read_config,
+    .embedding = "backbone.embeddings.weight",
+    .old_embedding = "backbone.embedding.weight",
+    .final_norm = "backbone.norm_f.weight",
+    .load_block = load_block,
+    .run_block = run_block,
 };

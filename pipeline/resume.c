@@ -74,7 +74,7 @@ static enum status go_on(struct store *now, struct corpus *corpus, bool *done, s
     now->complete = then->complete;
     for (int64_t u = 0; u < now->n_units || u < then->n_units; u++) {
         if (u < now->n_units)
-            TRY_ELSE(adopt(now, then, u, ((bool *)keep)[u], &done[u], error), done);
+            TRY_ELSE(adopt(now, then, u, ((bool *)keep)[u], done, error), done);
         else if (segment_size(now, u) >= 0)
             TRY_ELSE(remove_segment(now, u, "the job has no such unit any more", error), done);
     }

@@ -24,9 +24,9 @@ static struct conv_token place_token(const struct conv_args *args, int64_t run, 
 SIMD_INLINE void conv_row(const struct conv_args *args, const struct conv_token *token, const int kernel)
 {
     int64_t n = args->x.cols;
-    const void *x_row = tensor_row(&args->x, token->row);
-    int64_t back = args->x.stride * (int64_t)dtype_size(args->x.dtype);
-    void *y_row = tensor_row(&args->y, token->row);
+    const void *x_row = simd_row(&args->x, token->row);
+    int64_t back = args->x.stride * (args->x.dtype == DTYPE_F32 ? 4 : 2);
+    void *y_row = simd_row(&args->y, token->row);
     for (int64_t i = 0; i < n; i += SIMD_WIDTH) {
         vfloat sum = args->bias == NULL ? (vfloat){0} : simd_read(args->bias, DTYPE_F32, i, n);
         for (int tap = 0; tap < token->first_tap && token->before != NULL; tap++)
@@ -65,7 +65,7 @@ static void keep_tail(const struct conv_args *args)
         float *to = args->tail + j * n;
         int64_t age = run->length - (args->kernel - 1) + j; /* of the input in its run */
         if (age >= 0)
-            dtype_convert(to, DTYPE_F32, tensor_row(&args->x, run->start + age), args->x.dtype, (size_t)n);
+            dtype_convert(to, DTYPE_F32, simd_row(&args->x, run->start + age), args->x.dtype, (size_t)n);
         else if (was_carried)
             memcpy(to, args->tail + (j + run->length) * n, (size_t)n * sizeof *to);
         else

@@ -5,8 +5,8 @@
 static void add_scaled_row(const struct tensor *x, const struct tensor *y, float scale,
                            const struct tensor *out, int64_t row)
 {
-    const void *x_row = tensor_row(x, row), *y_row = tensor_row(y, row);
-    void *out_row = tensor_row(out, row);
+    const void *x_row = simd_row(x, row), *y_row = simd_row(y, row);
+    void *out_row = simd_row(out, row);
     int64_t n = out->cols;
     for (int64_t i = 0; i < n; i += SIMD_WIDTH) {
         vfloat sum = simd_read(x_row, x->dtype, i, n) + simd_read(y_row, y->dtype, i, n) * scale;
@@ -32,9 +32,9 @@ static void cpu_add(struct backend *b, struct tensor x, struct tensor y, struct 
 static void silu_mul_row(const struct tensor *gate, const struct tensor *up, const struct tensor *activation,
                          const struct tensor *y, int64_t row)
 {
-    const void *gate_row = tensor_row(gate, row), *up_row = tensor_row(up, row);
-    void *y_row = tensor_row(y, row);
-    void *activation_row = activation->data == NULL ? NULL : tensor_row(activation, row);
+    const void *gate_row = simd_row(gate, row), *up_row = simd_row(up, row);
+    void *y_row = simd_row(y, row);
+    void *activation_row = activation->data == NULL ? NULL : simd_row(activation, row);
     int64_t n = y->cols;
     for (int64_t i = 0; i < n; i += SIMD_WIDTH) {
         vfloat silu = simd_silu(simd_read(gate_row, gate->dtype, i, n));
@@ -59,8 +59,8 @@ static void cpu_silu_mul(struct backend *b, struct tensor gate, struct tensor up
 static void softplus_gate_elements(const struct tensor *x, const struct tensor *gate, const struct tensor *y,
                                    int64_t row)
 {
-    const void *x_row = tensor_row(x, row), *gate_row = tensor_row(gate, row);
-    void *y_row = tensor_row(y, row);
+    const void *x_row = simd_row(x, row), *gate_row = simd_row(gate, row);
+    void *y_row = simd_row(y, row);
     int64_t n = y->cols;
     for (int64_t i = 0; i < n; i += SIMD_WIDTH) {
         vfloat factor = simd_softplus(simd_read(gate_row, gate->dtype, i, n));
@@ -75,9 +75,9 @@ static void softplus_gate_heads(const struct tensor *x, const struct tensor *gat
     for (int64_t head = 0; head < gate->cols; head++) {
         struct tensor x_head = tensor_cols(*x, head * head_dim, head_dim);
         struct tensor y_head = tensor_cols(*y, head * head_dim, head_dim);
-        const void *x_row = tensor_row(&x_head, row);
-        void *y_row = tensor_row(&y_head, row);
-        float value = simd_read(tensor_row(gate, row), gate->dtype, head, head + 1)[0];
+        const void *x_row = simd_row(&x_head, row);
+        void *y_row = simd_row(&y_head, row);
+        float value = simd_read(simd_row(gate, row), gate->dtype, head, head + 1)[0];
         vfloat factor = simd_softplus(simd_set(value));
         for (int64_t i = 0; i < head_dim; i += SIMD_WIDTH)
             simd_write(y_row, y->dtype, i, head_dim, simd_read(x_row, x->dtype, i, head_dim) * factor);

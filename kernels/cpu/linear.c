@@ -45,7 +45,7 @@ static void copy_in(const struct backend *b, const struct product *p, int64_t fi
             memset(to_row, 0, (size_t)k * dtype_size(kept));
             continue;
         }
-        const void *from = tensor_row(&p->x, first + row);
+        const void *from = simd_row(&p->x, first + row);
         for (int64_t i = 0; i < k; i += SIMD_WIDTH) {
             vfloat v = simd_read(from, p->x.dtype, i, k);
             simd_write(to_row, kept, i, k, round ? simd_round_bf16(v) : v);
@@ -61,8 +61,8 @@ static void copy_out(const struct backend *b, const struct product *p, int64_t f
 #pragma omp parallel for num_threads(b->n_threads)
     for (int64_t row = 0; row < n; row++) {
         const float *sums_row = sums + row * width;
-        void *y_row = tensor_row(&p->y, first + row);
-        const void *addend_row = p->addend.data == NULL ? NULL : tensor_row(&p->addend, first + row);
+        void *y_row = simd_row(&p->y, first + row);
+        const void *addend_row = p->addend.data == NULL ? NULL : simd_row(&p->addend, first + row);
         for (int64_t i = 0; i < width; i += SIMD_WIDTH) {
             vfloat v = simd_read(sums_row, DTYPE_F32, i, width);
             if (addend_row != NULL)
@@ -75,9 +75,9 @@ static void copy_out(const struct backend *b, const struct product *p, int64_t f
 /* Where nothing needs copying: rows [first, first + n) straight from x to y. */
 static void multiply_in_place(struct backend *b, const struct product *p, int64_t first, int64_t n)
 {
-    const struct gemm_call call = {.x = tensor_row(&p->x, first),
+    const struct gemm_call call = {.x = simd_row(&p->x, first),
                                    .bias = p->bias,
-                                   .y = tensor_row(&p->y, first),
+                                   .y = simd_row(&p->y, first),
                                    .y_dtype = p->y.dtype,
                                    .rows = n,
                                    .accumulate = p->accumulates};
@@ -96,7 +96,7 @@ static void multiply_copies(struct backend *b, const struct product *p, int64_t 
     char *scratch = cpu_scratch(b, x_bytes + (size_t)(padded * p->w->n) * sizeof(float));
     if (scratch == NULL)
         return;
-    struct gemm_call call = {.x = tensor_row(&p->x, first),
+    struct gemm_call call = {.x = simd_row(&p->x, first),
                              .bias = p->bias,
                              .y = scratch + x_bytes,
                              .y_dtype = DTYPE_F32,

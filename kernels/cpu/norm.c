@@ -11,8 +11,8 @@ static float gate_and_square(const struct norm_args *args, int64_t row, int64_t 
 {
     struct tensor x = tensor_cols(args->x, first, args->group),
                   gate = tensor_cols(args->gate, first, args->group);
-    const void *x_row = tensor_row(&x, row);
-    const void *gate_row = gate.data == NULL ? NULL : tensor_row(&gate, row);
+    const void *x_row = simd_row(&x, row);
+    const void *gate_row = gate.data == NULL ? NULL : simd_row(&gate, row);
     int64_t n = args->group;
     vfloat sum = {0};
     for (int64_t i = 0; i < n; i += SIMD_WIDTH) {
@@ -32,7 +32,7 @@ static void norm_group(const struct norm_args *args, int64_t row, int64_t first,
     float scale = 1.0f / sqrtf(squares / (float)n + args->epsilon);
     const float *weight = args->weight_per_group ? args->weight : args->weight + first;
     struct tensor y = tensor_cols(args->y, first, n);
-    void *y_row = tensor_row(&y, row);
+    void *y_row = simd_row(&y, row);
     for (int64_t i = 0; i < n; i += SIMD_WIDTH) {
         vfloat normed = simd_read(values, DTYPE_F32, i, n) * scale;
         simd_write(y_row, y.dtype, i, n, normed * simd_read(weight, DTYPE_F32, i, n));

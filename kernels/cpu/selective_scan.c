@@ -15,6 +15,11 @@
 #define TILE 32 /* tokens */
 #define LOG2_E 1.44269504088896340736
 
+/* A block's channels at a tile's tokens. */
+struct block_tile {
+    float beta[TILE][LANES], x[TILE][LANES], output[TILE][LANES];
+};
+
 /* What all threads share. */
 struct scan {
     const struct selective_scan_args *args;
@@ -77,7 +82,7 @@ static void keep_states(const struct scan *scan, int64_t block)
 /* Row `row` of t to float32 at `to`. */
 static void widen_row(const struct tensor *t, int64_t row, int64_t n, float *to)
 {
-    const void *from = tensor_row(t, row);
+    const void *from = simd_row(t, row);
     for (int64_t i = 0; i < n; i += SIMD_WIDTH)
         simd_write(to, DTYPE_F32, i, n, simd_read(from, t->dtype, i, n));
 }
@@ -101,65 +106,44 @@ static void write_decays(const struct scan *scan, int64_t block, const float *be
     }
 }
 
-/* What one token brings to one block. */
-struct inputs {
-    vfloat x[VECTORS], beta[VECTORS];
-};
-
-SIMD_INLINE struct inputs read_inputs(const struct scan *scan, int64_t block, int64_t row)
+/* beta and x of a tile's tokens. */
+static void read_block(const struct scan *scan, int64_t block, const struct tile *tile,
+                       struct block_tile *work)
 {
     const struct selective_scan_args *a = scan->args;
-    const void *x = tensor_row(&a->x, row), *dt = tensor_row(&a->dt, row);
-    struct inputs in;
-    for (int v = 0; v < VECTORS; v++) {
-        int64_t c = block * LANES + v * SIMD_WIDTH, n = scan->n_channels;
-        in.x[v] = (vfloat){0};
-        in.beta[v] = (vfloat){0};
-        if (c >= n)
-            continue;
-        in.x[v] = simd_read(x, a->x.dtype, c, n);
-        in.beta[v] = simd_softplus(simd_read(dt, a->dt.dtype, c, n) + simd_read(a->dt_bias, DTYPE_F32, c, n));
-    }
-    return in;
-}
-
-/* Moves the block's states on by one token; output[v] = C . h. */
-SIMD_INLINE void step(const struct inputs *in, const float *log2_A, const float *B, const float *C,
-                      const int n_states, float *states, vfloat *output)
-{
-    vfloat drive[VECTORS];
-    for (int v = 0; v < VECTORS; v++) {
-        drive[v] = in->beta[v] * in->x[v];
-        output[v] = (vfloat){0};
-    }
-    for (int n = 0; n < n_states; n++) {
+    int64_t n = scan->n_channels;
+    for (int64_t row = tile->first; row < tile->end; row++) {
+        const void *x = simd_row(&a->x, row), *dt = simd_row(&a->dt, row);
         for (int v = 0; v < VECTORS; v++) {
-            float *state = states + n * LANES + v * SIMD_WIDTH;
-            vfloat decay = simd_exp2_decay(in->beta[v] * simd_load(log2_A + n * LANES + v * SIMD_WIDTH));
-            vfloat h = decay * simd_load(state) + drive[v] * B[n];
-            simd_store(state, h);
-            output[v] += h * C[n];
+            int64_t c = block * LANES + v * SIMD_WIDTH;
+            vfloat step = simd_read(dt, a->dt.dtype, c, n) + simd_read(a->dt_bias, DTYPE_F32, c, n);
+            simd_store(&work->beta[row - tile->first][v * SIMD_WIDTH], simd_softplus(step));
+            simd_store(&work->x[row - tile->first][v * SIMD_WIDTH], simd_read(x, a->x.dtype, c, n));
         }
     }
 }
 
-SIMD_INLINE void write_outputs(const struct scan *scan, int64_t block, int64_t row, const struct inputs *in,
-                               const vfloat *output)
+/* Moves a block's states on by one token; output = C . h. */
+SIMD_INLINE void step(const float *beta, const float *x, const float *log2_A, const float *B, const float *C,
+                      const int n_states, float *states, float *output)
 {
-    const struct selective_scan_args *a = scan->args;
+    vfloat rate[VECTORS], drive[VECTORS], sum[VECTORS];
     for (int v = 0; v < VECTORS; v++) {
-        int64_t c = block * LANES + v * SIMD_WIDTH, n = scan->n_channels;
-        if (c >= n)
-            continue;
-        vfloat y = output[v] + simd_read(a->D, DTYPE_F32, c, n) * in->x[v];
-        if (a->betas.data != NULL)
-            simd_write(tensor_row(&a->betas, row), DTYPE_F32, c, n, in->beta[v]);
-        if (a->outputs.data != NULL)
-            simd_write(tensor_row(&a->outputs, row), DTYPE_F32, c, n, y);
-        if (a->z.data != NULL)
-            y *= simd_silu(simd_read(tensor_row(&a->z, row), a->z.dtype, c, n));
-        simd_write(tensor_row(&a->y, row), a->y.dtype, c, n, y);
+        rate[v] = simd_load(beta + v * SIMD_WIDTH);
+        drive[v] = rate[v] * simd_load(x + v * SIMD_WIDTH);
+        sum[v] = (vfloat){0};
     }
+    for (int n = 0; n < n_states; n++) {
+        for (int v = 0; v < VECTORS; v++) {
+            float *state = states + n * LANES + v * SIMD_WIDTH;
+            vfloat decay = simd_exp2_decay(rate[v] * simd_load(log2_A + n * LANES + v * SIMD_WIDTH));
+            vfloat h = decay * simd_load(state) + drive[v] * B[n];
+            simd_store(state, h);
+            sum[v] += h * C[n];
+        }
+    }
+    for (int v = 0; v < VECTORS; v++)
+        simd_store(output + v * SIMD_WIDTH, sum[v]);
 }
 
 static bool is_wanted(const struct row_list *rows, int64_t place, int64_t row)
@@ -167,23 +151,48 @@ static bool is_wanted(const struct row_list *rows, int64_t place, int64_t row)
     return place < rows->n && rows->index[place] == row;
 }
 
-SIMD_INLINE void scan_block(const struct scan *scan, const struct share *share, const struct tile *tile,
-                            int64_t block, const int n_states)
+SIMD_INLINE void scan_block(const struct scan *scan, const struct share *share, int64_t block,
+                            const struct tile *tile, struct block_tile *work, const int n_states)
 {
     const struct selective_scan_args *a = scan->args;
     const float *log2_A = block_of(scan, scan->log2_A, block);
     float *states = block_of(scan, scan->states, block);
     int64_t state_place = tile->state_place, decay_place = tile->decay_place;
     for (int64_t row = tile->first; row < tile->end; row++) {
-        struct inputs in = read_inputs(scan, block, row);
-        vfloat output[VECTORS];
-        int64_t at = (row - tile->first) * n_states;
-        step(&in, log2_A, share->B + at, share->C + at, n_states, states, output);
-        write_outputs(scan, block, row, &in, output);
+        int64_t i = row - tile->first;
+        step(work->beta[i], work->x[i], log2_A, share->B + i * n_states, share->C + i * n_states, n_states,
+             states, work->output[i]);
         if (is_wanted(&a->state_rows, state_place, row))
-            write_channel_major(scan, block, states, tensor_row(&a->states, state_place++));
+            write_channel_major(scan, block, states, simd_row(&a->states, state_place++));
         if (is_wanted(&a->decay_rows, decay_place, row))
-            write_decays(scan, block, (const float *)in.beta, tensor_row(&a->decays, decay_place++));
+            write_decays(scan, block, work->beta[i], simd_row(&a->decays, decay_place++));
+    }
+}
+
+static void write_optional(const struct tensor *t, int64_t row, int64_t c, int64_t n, vfloat v)
+{
+    if (t->data != NULL)
+        simd_write(simd_row(t, row), DTYPE_F32, c, n, v);
+}
+
+/* D, the gate, and what leaves. */
+static void write_block(const struct scan *scan, int64_t block, const struct tile *tile,
+                        const struct block_tile *work)
+{
+    const struct selective_scan_args *a = scan->args;
+    int64_t n = scan->n_channels;
+    for (int64_t row = tile->first; row < tile->end; row++) {
+        int64_t i = row - tile->first;
+        for (int v = 0; v < VECTORS; v++) {
+            int64_t c = block * LANES + v * SIMD_WIDTH;
+            vfloat y = simd_load(&work->output[i][v * SIMD_WIDTH]) +
+                       simd_read(a->D, DTYPE_F32, c, n) * simd_load(&work->x[i][v * SIMD_WIDTH]);
+            write_optional(&a->betas, row, c, n, simd_load(&work->beta[i][v * SIMD_WIDTH]));
+            write_optional(&a->outputs, row, c, n, y);
+            if (a->z.data != NULL)
+                y *= simd_silu(simd_read(simd_row(&a->z, row), a->z.dtype, c, n));
+            simd_write(simd_row(&a->y, row), a->y.dtype, c, n, y);
+        }
     }
 }
 
@@ -198,10 +207,13 @@ static void scan_tile(const struct scan *scan, const struct share *share, struct
         widen_row(&a->C, row, n_states, share->C + (row - tile->first) * n_states);
     }
     for (int64_t block = share->first_block; block < share->end_block; block++) {
-        if (n_states == 16) /* all models that we know: the loop over states unrolls */
-            scan_block(scan, share, tile, block, 16);
+        struct block_tile work;
+        read_block(scan, block, tile, &work);
+        if (n_states == 16) /* all models that we know */
+            scan_block(scan, share, block, tile, &work, 16);
         else
-            scan_block(scan, share, tile, block, n_states);
+            scan_block(scan, share, block, tile, &work, n_states);
+        write_block(scan, block, tile, &work);
     }
 }
 

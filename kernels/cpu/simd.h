@@ -8,7 +8,7 @@
 #ifndef ACTDUMP_CPU_SIMD_H
 #define ACTDUMP_CPU_SIMD_H
 
-#include "kernels/base/dtype.h"
+#include "kernels/base/tensor.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -82,6 +82,12 @@ SIMD_INLINE void simd_store_bf16(uint16_t *to, vfloat v)
 {
     vhalf h = __builtin_convertvector(simd_bf16_bits(v) >> 16, vhalf);
     memcpy(to, &h, sizeof h);
+}
+
+/* tensor_row for float32 and bfloat16, without a call. */
+SIMD_INLINE void *simd_row(const struct tensor *t, int64_t row)
+{
+    return (char *)t->data + row * t->stride * (t->dtype == DTYPE_F32 ? 4 : 2);
 }
 
 /* Elements [i, i + SIMD_WIDTH) of a row of `n` elements of float32 or bfloat16; lanes past n are 0. For loops

@@ -239,7 +239,7 @@ enum status config_rope(const struct json_object *c, const struct config_rope *f
                             .status = c->status};
     struct rope rope = {.theta = from->theta, .attention_factor = 1, .truncate = true};
     double partial = from->partial_rotary_factor;
-    const char *type;
+    const char *type = "default";
     TRY(read_rope_type(&o, &type, error));
     TRY(json_get_double(&o, "rope_theta", false, 1.0001, 1e15, &rope.theta, error));
     TRY(json_get_double(&o, "partial_rotary_factor", false, 0, 1, &partial, error));

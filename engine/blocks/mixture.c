@@ -60,7 +60,8 @@ struct run_state {
     struct tensor weights, indices; /* [T, top_k] */
     struct expert_groups groups;
     struct tensor slots;   /* [T * top_k, hidden_size] by expert: inputs, then outputs in their place */
-    struct tensor gate_up; /* [T * top_k, 2 * width]; the neurons take the gate's place */
+    struct tensor gate_up; /* [T * top_k, 2 * width] */
+    struct tensor neurons; /* [T * top_k, width] */
     struct tensor shared_out;
     struct mlp_scratch shared;
 };
@@ -81,6 +82,7 @@ static struct run_state take_scratch(struct forward *f)
         .indices = forward_take(f, T, m->top_k, DTYPE_I32),
         .slots = forward_take(f, slots, m->hidden_size, m->load_dtype),
         .gate_up = forward_take(f, slots, 2 * m->moe_intermediate_size, m->load_dtype),
+        .neurons = forward_take(f, slots, m->moe_intermediate_size, m->load_dtype),
         .groups = {.order = take_places(f, slots),
                    .places = take_places(f, slots),
                    .offsets = take_places(f, m->n_experts + 1),
@@ -165,11 +167,11 @@ static void run_experts(struct forward *f, struct run_state *s)
     ops->group_experts(f->backend, s->indices, &s->groups);
     ops->gather_slots(f->backend, forward_tokens(f, f->normed), &s->groups, s->slots);
     ops->grouped_linear(f->backend, s->slots, &s->groups, s->mixture->gate_ups, s->gate_up);
-    ops->silu_mul(f->backend, gate, up, (struct tensor){0}, gate);
-    offer_slots(f, s, VALUE_EXPERT_NEURONS, gate, (struct tensor){0});
+    ops->silu_mul(f->backend, gate, up, (struct tensor){0}, s->neurons);
+    offer_slots(f, s, VALUE_EXPERT_NEURONS, s->neurons, (struct tensor){0});
     if (f->done)
         return;
-    ops->grouped_linear(f->backend, gate, &s->groups, s->mixture->downs, s->slots);
+    ops->grouped_linear(f->backend, s->neurons, &s->groups, s->mixture->downs, s->slots);
     offer_slots(f, s, VALUE_EXPERT_OUTPUTS, s->slots, s->weights);
     if (f->done)
         return;
@@ -204,7 +206,7 @@ void mixture_run(struct forward *f, const struct mixture *mixture)
     s.mixture = mixture;
     s.logits.rows = s.weights.rows = s.indices.rows = s.shared_out.rows = f->n_tokens;
     s.groups.n_tokens = f->n_tokens;
-    s.slots.rows = s.gate_up.rows = f->n_tokens * f->model->top_k;
+    s.slots.rows = s.gate_up.rows = s.neurons.rows = f->n_tokens * f->model->top_k;
     route(f, &s);
     run_experts(f, &s);
     run_shared(f, &s);

@@ -29,6 +29,7 @@ struct mlp_scratch mlp_take_scratch(struct forward *f, int64_t width, const stru
 {
     return (struct mlp_scratch){
         .gate_up = forward_take(f, f->limits.max_tokens, 2 * width, f->model->load_dtype),
+        .neurons = forward_take(f, f->limits.max_tokens, width, f->model->load_dtype),
         .activation = forward_take_if(f, forward_wants(f, values->activation), width, f->model->load_dtype),
     };
 }
@@ -37,15 +38,15 @@ struct tensor mlp_run_neurons(struct forward *f, const struct mlp *mlp, struct m
                               const struct mlp_values *values)
 {
     const struct backend_ops *ops = f->backend->ops;
-    scratch->gate_up.rows = scratch->activation.rows = f->n_tokens;
+    scratch->gate_up.rows = scratch->neurons.rows = scratch->activation.rows = f->n_tokens;
     struct tensor gate = tensor_cols(scratch->gate_up, 0, mlp->width);
     struct tensor up = tensor_cols(scratch->gate_up, mlp->width, mlp->width);
     ops->linear(f->backend, forward_tokens(f, f->normed), mlp->gate_up, mlp->gate_up_bias, (struct tensor){0},
                 scratch->gate_up);
-    ops->silu_mul(f->backend, gate, up, scratch->activation, gate);
+    ops->silu_mul(f->backend, gate, up, scratch->activation, scratch->neurons);
     forward_offer(f, values->activation, scratch->activation);
-    forward_offer(f, values->neurons, gate);
-    return gate;
+    forward_offer(f, values->neurons, scratch->neurons);
+    return scratch->neurons;
 }
 
 void mlp_plan(struct forward *f)

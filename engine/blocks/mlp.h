@@ -24,7 +24,8 @@ struct mlp_values {
     enum value_id activation, neurons;
 };
 struct mlp_scratch {
-    struct tensor gate_up;    /* [T, 2 * width]; the neurons take the gate's place */
+    struct tensor gate_up;    /* [T, 2 * width] */
+    struct tensor neurons;    /* [T, width]: what down_proj reads, so its rows lie end to end */
     struct tensor activation; /* [T, width], where wanted */
 };
 struct mlp_scratch mlp_take_scratch(struct forward *f, int64_t width, const struct mlp_values *values);

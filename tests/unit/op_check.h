@@ -138,7 +138,7 @@ static inline void check_tensor(const struct tensor *t, const double *reference,
                                 double relative, const char *what)
 {
     double error = 0, power = 0, worst = 0;
-    int64_t bad = -1, n_bad = 0;
+    int64_t bad = 0, n_bad = 0;
 
     if (t->dtype == DTYPE_BF16)
         relative += 1.0 / 256;
@@ -157,7 +157,7 @@ static inline void check_tensor(const struct tensor *t, const double *reference,
             power += want * want;
         }
     }
-    if (n_bad > 0)
+    if (n_bad > 0 || (t->dtype == DTYPE_F32 && error > 4e-12 * power))
         fail_msg("%s: %lld of %lld elements wrong, first at [%lld, %lld]: got %.9g, expected %.9g; largest "
                  "difference %.3g, NMSE %.3g",
                  what, (long long)n_bad, (long long)(t->rows * t->cols), (long long)(bad / t->cols),

@@ -23,7 +23,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
         }                                                                                                    \
     } while (0)
 
-/* A refusal is the status that bad input of this kind has (or no memory), and a sentence on one line. */
+/* A refusal is the status that bad input of this kind has (or no memory), and a sentence. */
 void fuzz_check_error(enum status status, enum status expected, const struct error *error);
 
 /* A folder of this process, removed at its end. Writes one file into it and returns its path, which the next

@@ -41,6 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct error error = {0};
     enum status status = json_parse((const char *)data, size, "x.json", STATUS_INPUT, &tree, &error);
     fuzz_check_error(status, STATUS_INPUT, &error);
+    CHECK(strchr(error.text, '\n') == NULL);
     CHECK(memory_in_use() == before);
     CHECK((tree != NULL) == (status == STATUS_OK));
     if (tree == NULL)

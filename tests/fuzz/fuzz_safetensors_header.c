@@ -14,6 +14,7 @@ static void check(const uint8_t *bytes, size_t size)
     int64_t n_tensors = -1;
     enum status status = checkpoint_check_bytes(bytes, size, "x.safetensors", &n_tensors, &error);
     fuzz_check_error(status, STATUS_INPUT, &error);
+    CHECK(strchr(error.text, '\n') == NULL);
     CHECK((n_tensors >= 0) == (status == STATUS_OK));
     CHECK(memory_in_use() == before);
 }

@@ -11,8 +11,9 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define BLOCK_DOCUMENTS 1024 /* between two marks */
-#define PIECE_TOKENS 1024    /* read at a time */
+#define MOST_MARKS 65536          /* while a mark for every MOST_BLOCK_DOCUMENTS documents gives fewer */
+#define MOST_BLOCK_DOCUMENTS 1024 /* between two marks */
+#define PIECE_TOKENS 1024         /* read at a time */
 #define DIGEST_SEQUENCES 256
 
 /* What is left of a document without its padding. */
@@ -37,13 +38,13 @@ struct corpus {
     int64_t n_empty, n_tokens, longest_document;
 
     /* All documents alike: nothing more is needed. Else marks[b] is the number of the first window of rank
-     * b * BLOCK_DOCUMENTS, and one block is at hand in full. */
+     * b * block_documents, and one block is at hand in full. */
     bool is_uniform;
     int64_t *marks; /* [n_blocks + 1] */
-    int64_t n_blocks;
+    int64_t n_blocks, block_documents;
     int64_t block;          /* -1: none */
-    struct extent *extents; /* [BLOCK_DOCUMENTS] */
-    int64_t *first_window;  /* [BLOCK_DOCUMENTS + 1] counted from the block's first */
+    struct extent *extents; /* [block_documents] */
+    int64_t *first_window;  /* [block_documents + 1] counted from the block's first */
 };
 
 /* Where a sequence's tokens lie. */
@@ -113,8 +114,8 @@ static enum status survey(struct corpus *c, struct error *error)
     for (int64_t document = 0; document < c->source->n_documents; document++) {
         struct extent extent;
         TRY(measure(c, document, &extent, error));
-        if (document % BLOCK_DOCUMENTS == 0)
-            c->marks[document / BLOCK_DOCUMENTS] = c->n_windows;
+        if (document % c->block_documents == 0)
+            c->marks[document / c->block_documents] = c->n_windows;
         if (__builtin_add_overflow(c->n_windows, count_windows(c, extent.length), &c->n_windows) ||
             __builtin_add_overflow(c->n_tokens, extent.stored, &c->n_tokens))
             return error_set(error, STATUS_INPUT, "%s: its documents have more than 2^63 tokens",
@@ -133,8 +134,8 @@ static enum status mark_ranks(struct corpus *c, struct error *error)
     int64_t n_windows = 0;
     for (int64_t rank = 0; rank < c->source->n_documents; rank++) {
         struct extent extent;
-        if (rank % BLOCK_DOCUMENTS == 0)
-            c->marks[rank / BLOCK_DOCUMENTS] = n_windows;
+        if (rank % c->block_documents == 0)
+            c->marks[rank / c->block_documents] = n_windows;
         TRY(measure(c, document_of(c, rank), &extent, error));
         n_windows += count_windows(c, extent.length);
     }
@@ -156,13 +157,17 @@ static enum status prepare_blocks(struct corpus *c, struct error *error)
 {
     void *marks, *extents, *first_window;
     int64_t n_documents = c->source->n_documents;
-    c->n_blocks = n_documents / BLOCK_DOCUMENTS + (n_documents % BLOCK_DOCUMENTS != 0);
+    for (c->block_documents = 1;
+         n_documents / c->block_documents > MOST_MARKS && c->block_documents < MOST_BLOCK_DOCUMENTS;)
+        c->block_documents *= 2;
+    c->n_blocks = n_documents / c->block_documents + (n_documents % c->block_documents != 0);
     TRY(memory_allocate_array(&marks, (size_t)c->n_blocks + 1, sizeof *c->marks, "marks in the corpus",
                               error));
     c->marks = marks;
-    TRY(memory_allocate_array(&extents, BLOCK_DOCUMENTS, sizeof *c->extents, "a block of documents", error));
+    TRY(memory_allocate_array(&extents, (size_t)c->block_documents, sizeof *c->extents,
+                              "a block of documents", error));
     c->extents = extents;
-    TRY(memory_allocate_array(&first_window, BLOCK_DOCUMENTS + 1, sizeof *c->first_window,
+    TRY(memory_allocate_array(&first_window, (size_t)c->block_documents + 1, sizeof *c->first_window,
                               "a block of documents", error));
     c->first_window = first_window;
     return survey(c, error);
@@ -174,7 +179,7 @@ static enum status load_block(struct corpus *c, int64_t block, struct error *err
 {
     if (c->block == block)
         return STATUS_OK;
-    int64_t first = block * BLOCK_DOCUMENTS, n = least(BLOCK_DOCUMENTS, c->source->n_documents - first);
+    int64_t first = block * c->block_documents, n = least(c->block_documents, c->source->n_documents - first);
     c->block = -1;
     c->first_window[0] = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -216,7 +221,7 @@ static enum status find_window(struct corpus *c, int64_t window, int64_t *docume
         return STATUS_OK;
     }
     int64_t block = search(c->marks, c->n_blocks, window), rest = window - c->marks[block];
-    int64_t first = block * BLOCK_DOCUMENTS, n = least(BLOCK_DOCUMENTS, c->source->n_documents - first);
+    int64_t first = block * c->block_documents, n = least(c->block_documents, c->source->n_documents - first);
     if (c->block != block && c->longest_document <= c->window && c->marks[block + 1] - c->marks[block] == n) {
         /* Each of the block's documents has one window: only one need be measured. */
         *document = document_of(c, first + rest);

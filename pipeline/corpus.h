@@ -8,9 +8,9 @@
  * anything is put in front of it, so that where windows lie does not depend on what the tokens are.
  *
  * Files are read with pread into buffers of fixed size, never mapped: a file that shrinks gives an error, not
- * a signal, and memory does not grow with the corpus (one 8-byte mark for every 1,024 documents at most).
- * What is read of an index is checked each time. Opening reads a Megatron index once; with pad it reads the
- * ends of every row. Threads: a corpus belongs to one thread. */
+ * a signal, and memory does not grow with the corpus (half a MiB of marks in it, or 8 bytes for every 1,024
+ * documents where that is more). What is read of an index is checked each time. Opening reads a Megatron
+ * index once; with pad it reads the ends of every row. Threads: a corpus belongs to one thread. */
 #ifndef ACTDUMP_PIPELINE_CORPUS_H
 #define ACTDUMP_PIPELINE_CORPUS_H
 

@@ -141,10 +141,11 @@ enum status chunk_compress(struct chunk_compressor *compressor, void *to, size_t
     return STATUS_OK;
 }
 
-/* Bit 2 of the descriptor, the byte after the magic number (RFC 8878, 3.1.1.1.1). */
+/* Bit 2 of the descriptor, the byte after the magic number (RFC 8878, 3.1.1.1.1). Bit 4 is unused: zstd
+ * writes 0 and reads anything, which would let a flipped bit pass. */
 static bool has_checksum(const void *frame, size_t bytes)
 {
-    return bytes > 4 && (((const uint8_t *)frame)[4] & 4) != 0;
+    return bytes > 4 && (((const uint8_t *)frame)[4] & 0x14) == 4;
 }
 
 enum status chunk_decompress(void *to, size_t bytes, const void *from, size_t packed, struct error *error)

@@ -7,6 +7,69 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* ---------------------------------------------------------------- errors */
+
+/* Why HDF5 failed, kept from the first failure of this thread until somebody asks: the next call of any HDF5
+ * function, such as one that cleans up, empties the library's own stack. */
+struct reason {
+    int errnum;
+    char text[256];
+};
+
+static _Thread_local struct reason reason;
+
+static herr_t take_reason(unsigned n, const H5E_error2_t *entry, void *context)
+{
+    (void)context;
+    if (entry->desc == NULL)
+        return 0;
+    if (n == 0) {
+        snprintf(reason.text, sizeof reason.text, "%s", entry->desc);
+        /* what follows is the time and addresses, of no use to who reads it */
+        char *cut = strstr(reason.text, ": time = ");
+        if (cut != NULL)
+            *cut = '\0';
+    }
+    const char *number = strstr(entry->desc, "errno = ");
+    if (number != NULL && reason.errnum == 0)
+        reason.errnum = (int)strtol(number + strlen("errno = "), NULL, 10);
+    return 0;
+}
+
+/* HDF5 calls this at the end of every function that fails. */
+static herr_t note_failure(hid_t stack, void *context)
+{
+    if (reason.errnum == 0 && reason.text[0] == '\0')
+        H5Ewalk2(stack, H5E_WALK_UPWARD, take_reason, context);
+    return 0;
+}
+
+int hdf5_errno(void)
+{
+    return reason.errnum;
+}
+
+void hdf5_forget(void)
+{
+    reason = (struct reason){0};
+}
+
+enum status hdf5_error(struct error *error, enum status status, const char *format, ...)
+{
+    struct reason why = reason;
+    char sentence[1536];
+    hdf5_forget();
+    va_list args;
+    va_start(args, format);
+    vsnprintf(sentence, sizeof sentence, format, args);
+    va_end(args);
+    if (why.errnum != 0)
+        return error_set_errno(error, status, why.errnum, "%s", sentence);
+    if (why.text[0] == '\0')
+        return error_set(error, status, "%s", sentence);
+    return error_set(error, status, "%s: HDF5 says \"%s\"", sentence, why.text);
+}
+
 /* ---------------------------------------------------------------- start */
 
 /* HDF5 hands over a malloc'ed buffer and takes one back in its place; 0 is failure. */
@@ -57,7 +120,7 @@ void hdf5_start(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, start_library);
-    H5Eset_auto2(H5E_DEFAULT, NULL, NULL); /* the stack and its printing are the thread's own */
+    H5Eset_auto2(H5E_DEFAULT, note_failure, NULL); /* the stack is the thread's own */
 }
 
 /* ---------------------------------------------------------------- types */
@@ -107,55 +170,6 @@ bool hdf5_type_match(hid_t type, enum dtype *out)
         }
     }
     return false;
-}
-
-/* ---------------------------------------------------------------- errors */
-
-struct reason {
-    int errnum;
-    char text[256];
-};
-
-static herr_t take_reason(unsigned n, const H5E_error2_t *entry, void *context)
-{
-    struct reason *reason = context;
-    if (entry->desc == NULL)
-        return 0;
-    if (n == 0) {
-        snprintf(reason->text, sizeof reason->text, "%s", entry->desc);
-        /* what follows is the time and addresses, of no use to who reads it */
-        char *cut = strstr(reason->text, ": time = ");
-        if (cut != NULL)
-            *cut = '\0';
-    }
-    const char *number = strstr(entry->desc, "errno = ");
-    if (number != NULL && reason->errnum == 0)
-        reason->errnum = (int)strtol(number + strlen("errno = "), NULL, 10);
-    return 0;
-}
-
-int hdf5_errno(void)
-{
-    struct reason reason = {0};
-    H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, take_reason, &reason);
-    return reason.errnum;
-}
-
-enum status hdf5_error(struct error *error, enum status status, const char *format, ...)
-{
-    struct reason reason = {0};
-    char sentence[1536];
-    H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, take_reason, &reason);
-    H5Eclear2(H5E_DEFAULT);
-    va_list args;
-    va_start(args, format);
-    vsnprintf(sentence, sizeof sentence, format, args);
-    va_end(args);
-    if (reason.errnum != 0)
-        return error_set_errno(error, status, reason.errnum, "%s", sentence);
-    if (reason.text[0] == '\0')
-        return error_set(error, status, "%s", sentence);
-    return error_set(error, status, "%s: HDF5 says \"%s\"", sentence, reason.text);
 }
 
 /* ---------------------------------------------------------------- files and groups */

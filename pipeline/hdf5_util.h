@@ -12,8 +12,8 @@
 
 #include <hdf5.h>
 
-/* Before a thread's first call of HDF5; any number of times. Silences the printing of error stacks in this
- * thread. */
+/* Before a thread's first call of HDF5; any number of times. From then on a failure in this
+ * thread is kept for hdf5_error instead of being printed. */
 void hdf5_start(void);
 
 /* A file type of our own making, little-endian: floats as IEEE (bfloat16: sign 15, exponent 7-14, bias 127).
@@ -33,12 +33,14 @@ enum status hdf5_create(const char *path, hid_t *file, struct error *error);
 /* Makes a group and those above it where missing. */
 enum status hdf5_make_group(hid_t file, const char *path, struct error *error);
 
-/* The sentence, then the library's innermost reason; clears the stack. An errno in the stack is translated as
- * by error_set_errno, so that a full disk is STATUS_RESOURCE. */
+/* The sentence, then the innermost reason of the first failure since this thread last asked. An errno in it
+ * is translated as by error_set_errno, so that a full disk is STATUS_RESOURCE. */
 enum status hdf5_error(struct error *error, enum status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* errno of the failed call that the stack tells of; 0: none. */
+/* errno of that failure; 0: it tells of none. */
 int hdf5_errno(void);
+/* Drops it: the failure was expected. */
+void hdf5_forget(void);
 
 /* Attributes. Strings are of variable length and UTF-8, so that every reader gets them as text. */
 enum status hdf5_set_string(hid_t object, const char *name, const char *text, struct error *error);

@@ -292,7 +292,7 @@ static enum status write_file(const struct store *store, const struct index_merg
         status = hdf5_error(error, STATUS_RESOURCE, "%s cannot be written", temporary);
     if (H5Fclose(file) < 0 && status == STATUS_OK)
         status = hdf5_error(error, STATUS_RESOURCE, "%s cannot be written", temporary);
-    H5Eclear2(H5E_DEFAULT);
+    hdf5_forget();
     if (status != STATUS_OK) {
         unlink(temporary);
         return error_prefix(error, "%s/store.h5", store->folder);

@@ -343,7 +343,7 @@ static enum status write_error(struct writer *w, const struct slot *slot, int er
                  w->chunk_bytes_written);
     if (errnum == 0)
         errnum = hdf5_errno();
-    H5Eclear2(H5E_DEFAULT);
+    hdf5_forget();
     if (errnum == 0)
         return error_set(error, STATUS_RESOURCE, "%s/%s cannot be written (%sHDF5 failed%s)", w->folder, name,
                          need, room);
@@ -367,7 +367,7 @@ static void discard_segment(struct writer *w)
     close_datasets(w);
     if (w->file >= 0)
         H5Fclose(w->file);
-    H5Eclear2(H5E_DEFAULT);
+    hdf5_forget();
     w->file = H5I_INVALID_HID;
     if (w->temporary[0] != '\0') {
         int ignored = truncate(w->temporary, 0);

@@ -134,17 +134,24 @@ static inline void made_up_init(struct made_up *m, int compression)
                       MADE_UP_AXES({"channels", 5}, {"state_dim", 3}));
     made_up_add_value(m, 0, VALUE_LINEAR_STATE, 1, DTYPE_F32, 3,
                       MADE_UP_AXES({"channels", 5}, {"state_dim", 3}));
-    made_up_add_value(m, 0, VALUE_LOGITS, -1, DTYPE_F32, 5, MADE_UP_AXES({"vocab_size", 9000}));
+    made_up_add_value(m, 0, VALUE_LOGITS, -1, DTYPE_F32, 5, MADE_UP_AXES({"vocab_size", 1}));
     made_up_add_value(m, 0, VALUE_ATTN_SCORES, 2, DTYPE_F32, 16, MADE_UP_AXES({"num_heads", 2}, {"key", 7}));
     made_up_add_value(m, 0, VALUE_EXPERT_INDICES, 2, DTYPE_I32, 16, MADE_UP_AXES({"top_k", 2}));
     made_up_add_value(m, 0, VALUE_INPUT_IDS, -1, DTYPE_I32, 16, MADE_UP_AXES());
-    made_up_add_value(m, 0, VALUE_NEXT_TOKEN_PROBS, -1, DTYPE_F32, 4, MADE_UP_AXES({"vocab_size", 1}));
+    made_up_add_value(m, 0, VALUE_NEXT_TOKEN_PROBS, -1, DTYPE_F32, 4, MADE_UP_AXES({"vocab_size", 9000}));
     made_up_add_rows(m, 1, 1000);
     made_up_add_value(m, 1, VALUE_LAYER_OUTPUT, 0, DTYPE_F32, 1000, MADE_UP_AXES({"hidden_size", 24}));
     made_up_add_value(m, 1, VALUE_LAYER_INPUT, 0, DTYPE_F32, 1, MADE_UP_AXES({"hidden_size", 2050}));
     made_up_add_rows(m, 2, 16);
     made_up_add_value(m, 2, VALUE_LAYER_OUTPUT, 0, DTYPE_BF16, 16, MADE_UP_AXES({"hidden_size", 24}));
     made_up_add_value(m, 2, VALUE_EXPERT_INDICES, 1, DTYPE_I32, 16, MADE_UP_AXES({"top_k", 2}));
+}
+
+/* The next unit begins the store anew; the layout stays as a writer borrows it. */
+static inline void made_up_restart(struct made_up *m)
+{
+    memset(m->n_rows, 0, sizeof m->n_rows);
+    m->n_sequences = m->n_tokens = 0;
 }
 
 static inline int64_t made_up_length(int64_t sequence)

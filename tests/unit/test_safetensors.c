@@ -261,6 +261,42 @@ static void test_fixtures(void **state)
     checkpoint_close(c);
 }
 
+/* Sizes and offsets past 2^32, in a sparse file. */
+static void test_larger_than_4_gib(void **state)
+{
+    (void)state;
+    const int64_t first = INT64_C(5) << 30, second = 8;
+    struct folder f;
+    char header[256];
+    folder_create(&f);
+    snprintf(header, sizeof header,
+             "{\"a\":{\"dtype\":\"BF16\",\"shape\":[65536,40960],\"data_offsets\":[0,%lld]},"
+             "\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[%lld,%lld]}}",
+             (long long)first, (long long)first, (long long)(first + second));
+    write_file(&f, "model.safetensors", header, 0);
+    const float values[2] = {1.5f, -2};
+    FILE *file = fopen(file_path(&f, "model.safetensors"), "r+b");
+    assert_non_null(file);
+    if (fseeko(file, (off_t)(8 + strlen(header)) + first, SEEK_SET) != 0 ||
+        fwrite(values, sizeof values, 1, file) != 1 || fflush(file) != 0) {
+        fclose(file);
+        folder_remove(&f);
+        skip(); /* a file system without large files */
+    }
+    fclose(file);
+    struct checkpoint *c;
+    struct error error = {0};
+    if (checkpoint_open(f.path, &c, &error) != STATUS_OK)
+        fail_msg("%s", error.text);
+    assert_true(checkpoint_find(c, "a")->bytes == (size_t)first);
+    assert_memory_equal(checkpoint_find(c, "b")->data, values, sizeof values);
+    checkpoint_prefetch(c, checkpoint_find(c, "b"));
+    checkpoint_close(c);
+    assert_int_equal(truncate(file_path(&f, "model.safetensors"), (off_t)(8 + strlen(header)) + first), 0);
+    expect_refused(&f, "expected 5368709120 at most, where the file ends", 0);
+    folder_remove(&f);
+}
+
 /* ---- broken single files ---- */
 
 #define ENTRY(dtype, shape, offsets) "\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets
@@ -637,6 +673,7 @@ int main(void)
         cmocka_unit_test(test_dtypes),
         cmocka_unit_test(test_require),
         cmocka_unit_test(test_fixtures),
+        cmocka_unit_test(test_larger_than_4_gib),
         cmocka_unit_test(test_broken_headers),
         cmocka_unit_test(test_broken_lengths),
         cmocka_unit_test(test_every_truncation),

@@ -205,8 +205,9 @@ static const char *write_hdf5(const struct hdf5_case *c, const int64_t *ids)
     }
     hid_t dataset = H5Dcreate2(file, "group/ids", c->type, space, H5P_DEFAULT, creation, H5P_DEFAULT);
     assert_true(dataset >= 0);
+    hid_t memory_type = H5Tequal(c->type, H5T_STD_U64LE) > 0 ? H5T_NATIVE_UINT64 : H5T_NATIVE_INT64;
     if (ids != NULL)
-        assert_true(H5Dwrite(dataset, H5T_NATIVE_INT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, ids) >= 0);
+        assert_true(H5Dwrite(dataset, memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, ids) >= 0);
     H5Dclose(dataset);
     H5Pclose(creation);
     H5Sclose(space);
@@ -340,6 +341,10 @@ static void test_id_places(void **state)
                                .context = 2,
                                .limit = -1};
     check_fails(&h, 77, STATUS_INPUT, "c.h5:group/ids: document 1, token 2 is id 77");
+    const int64_t wide[10] = {[9] = INT64_MIN + 5};
+    h.path = write_hdf5(&c, wide);
+    check_fails(&h, 77, STATUS_INPUT,
+                "document 1, token 4 is id 9223372036854775813"); /* 2^63 + 5, not clipped */
 }
 
 /* ---- windows ---- */
@@ -452,6 +457,7 @@ static void test_scattered_documents(void **state)
     check_ids(corpus, 0, (int32_t[]){7, 8, 9, 1, 2}, 5);
     check_ids(corpus, 2, (int32_t[]){0, 1, 2, 3, 4}, 5);
     check_ids(corpus, 1, (int32_t[]){3, 4}, 2);
+    check_ids(corpus, 0, (int32_t[]){7, 8, 9, 1, 2}, 5); /* back in the same document */
     corpus_close(corpus);
 }
 

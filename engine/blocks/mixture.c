@@ -56,7 +56,7 @@ enum status mixture_load(struct loader *l, const struct model *m, const char *ro
 
 struct run_state {
     const struct mixture *mixture;
-    struct tensor logits;           /* [T, n_experts] */
+    struct tensor logits; /* [T, n_experts]; the load's, also where the reference widens them afterwards */
     struct tensor weights, indices; /* [T, top_k] */
     struct expert_groups groups;
     struct tensor slots;   /* [T * top_k, hidden_size] by expert: inputs, then outputs in their place */
@@ -77,7 +77,7 @@ static struct run_state take_scratch(struct forward *f)
     int64_t T = f->limits.max_tokens, slots = T * m->top_k;
     f->scratch.used = 0;
     struct run_state s = {
-        .logits = forward_take(f, T, m->n_experts, m->router_sigmoid ? DTYPE_F32 : m->load_dtype),
+        .logits = forward_take(f, T, m->n_experts, m->load_dtype),
         .weights = forward_take(f, T, m->top_k, m->load_dtype),
         .indices = forward_take(f, T, m->top_k, DTYPE_I32),
         .slots = forward_take(f, slots, m->hidden_size, m->load_dtype),

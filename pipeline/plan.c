@@ -99,12 +99,12 @@ static enum status plan_batches(struct plan *plan, struct corpus *corpus, struct
     if (max_tokens > INT32_MAX / 4)
         return error_set(error, STATUS_USAGE, "%s: a batch of %lld tokens is too large; at most %d",
                          job->source, (long long)max_tokens, INT32_MAX / 4);
-    plan->limits =
-        (struct replica_limits){.max_tokens = max_tokens,
-                                .max_windows = max_tokens,
-                                .max_position = job->corpus.carry ? corpus_longest_run(corpus) : longest,
-                                .carry = job->corpus.carry};
+    /* The key axis is the context's even where no sequence is that long, so that stores of one job agree. */
     plan->n_keys = job->corpus.carry ? corpus_longest_run(corpus) : job->corpus.context;
+    plan->limits = (struct replica_limits){.max_tokens = max_tokens,
+                                           .max_windows = max_tokens,
+                                           .max_position = plan->n_keys,
+                                           .carry = job->corpus.carry};
     return STATUS_OK;
 }
 

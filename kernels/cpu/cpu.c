@@ -5,6 +5,7 @@
 #include "cpu_op_files.h"
 
 #include <sched.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,10 +20,60 @@ CPU_OP_FILES(DECLARE_FILLERS)
 #define LIST_FILLERS(file) {cpu_fill_##file##_baseline, cpu_fill_##file##_avx2, cpu_fill_##file##_avx512},
 static void (*const fillers[][CPU_ISA_COUNT])(struct backend_ops *ops) = {CPU_OP_FILES(LIST_FILLERS)};
 
-const char *cpu_isa_name(enum cpu_isa isa)
+/* As ACTDUMP_ISA spells them, and as people do. */
+static const char *const isa_words[CPU_ISA_COUNT] = {"baseline", "avx2", "avx512"};
+static const char *const isa_names[CPU_ISA_COUNT] = {"baseline", "AVX2", "AVX-512"};
+
+#define SLOT(name)                                                                                           \
+    {                                                                                                        \
+#name, offsetof(struct backend_ops, name)                                                            \
+    }
+static const struct {
+    const char *name;
+    size_t offset;
+} slots[] = {SLOT(destroy),
+             SLOT(allocate),
+             SLOT(release),
+             SLOT(upload),
+             SLOT(download),
+             SLOT(synchronize),
+             SLOT(matrix_create),
+             SLOT(matrix_destroy),
+             SLOT(matrix_bytes),
+             SLOT(embed),
+             SLOT(linear),
+             SLOT(rms_norm),
+             SLOT(add),
+             SLOT(add_scaled),
+             SLOT(silu_mul),
+             SLOT(conv_silu),
+             SLOT(selective_scan),
+             SLOT(ssd_scan),
+             SLOT(rotary),
+             SLOT(attention),
+             SLOT(softplus_gate),
+             SLOT(route),
+             SLOT(group_experts),
+             SLOT(gather_slots),
+             SLOT(grouped_linear),
+             SLOT(combine_slots),
+             SLOT(ungroup_slots),
+             SLOT(softmax),
+             SLOT(gather_rows),
+             SLOT(collect)};
+_Static_assert(sizeof slots / sizeof slots[0] == sizeof(struct backend_ops) / sizeof(void (*)(void)),
+               "every slot of the table is listed");
+
+/* A slot that no file filled is found here, not in the middle of a pass. */
+static enum status check_table(const struct backend_ops *ops, struct error *error)
 {
-    static const char *const names[CPU_ISA_COUNT] = {"baseline", "avx2", "avx512"};
-    return names[isa];
+    for (size_t i = 0; i < sizeof slots / sizeof slots[0]; i++) {
+        void (*operation)(void);
+        memcpy(&operation, (const char *)ops + slots[i].offset, sizeof operation);
+        if (operation == NULL)
+            return error_set(error, STATUS_BUG, "the CPU backend has no operation \"%s\"", slots[i].name);
+    }
+    return STATUS_OK;
 }
 
 void *cpu_scratch(struct backend *b, size_t bytes)
@@ -120,7 +171,7 @@ static enum status choose_isa(enum cpu_isa *out, struct error *error)
         return STATUS_OK;
     }
     for (int isa = CPU_BASELINE; isa <= (int)best; isa++) {
-        if (strcasecmp(wanted, cpu_isa_name((enum cpu_isa)isa)) == 0) {
+        if (strcasecmp(wanted, isa_words[isa]) == 0) {
             *out = (enum cpu_isa)isa;
             return STATUS_OK;
         }
@@ -129,7 +180,7 @@ static enum status choose_isa(enum cpu_isa *out, struct error *error)
         error, STATUS_USAGE,
         "the environment variable ACTDUMP_ISA is \"%s\"; expected baseline, avx2 or avx512, and no "
         "more than this CPU has, which is %s",
-        wanted, cpu_isa_name(best));
+        wanted, isa_words[best]);
 }
 
 /* Processors that this process may run on; at least 1. */
@@ -175,10 +226,12 @@ enum status backend_create_cpu(int n_threads, struct backend **out, struct error
     cpu->isa = isa;
     cpu->base.is_host = true;
     cpu->base.n_threads = n_threads > 0 ? n_threads : count_processors();
-    snprintf(cpu->base.name, sizeof cpu->base.name, "cpu (%s, %d thread%s)", cpu_isa_name(isa),
+    snprintf(cpu->base.name, sizeof cpu->base.name, "cpu (%s, %d thread%s)", isa_names[isa],
              cpu->base.n_threads, cpu->base.n_threads == 1 ? "" : "s");
     fill_table(cpu);
-    enum status status = gemm_create(cpu->base.n_threads, has_bf16_products(isa), &cpu->gemm, error);
+    enum status status = check_table(&cpu->ops, error);
+    if (status == STATUS_OK)
+        status = gemm_create(cpu->base.n_threads, has_bf16_products(isa), &cpu->gemm, error);
     if (status == STATUS_OK)
         status =
             memory_allocate(&cpu->scratch, CPU_SCRATCH_BYTES, "working memory of the CPU backend", error);

@@ -77,7 +77,4 @@ static inline struct cpu_backend *cpu_get(struct backend *b)
 #define CPU_SCRATCH_BYTES ((size_t)16 << 20)
 void *cpu_scratch(struct backend *b, size_t bytes);
 
-/* "baseline", "avx2", "avx512". */
-const char *cpu_isa_name(enum cpu_isa isa);
-
 #endif

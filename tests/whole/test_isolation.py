@@ -1,11 +1,15 @@
-"""Sequences packed into one batch do not touch each other."""
+"""Sequences packed into one batch do not touch each other.
+
+Bit for bit, but for mixtures of experts: there other sequences' choices decide in which row of an expert's product a token
+lies, and with that in which order the library adds up; what is left is rounding."""
 import numpy as np
 import pytest
 
 import harness
 from test_ranks import assert_close
 
-CASES = ["mamba", "mamba-bf16", "jamba", "bamba", "laguna"]
+CASES = ["mamba", "mamba-bf16", "jamba", "jamba-dense-tied", "bamba", "laguna"]
+MIXTURES = ["jamba", "laguna"]
 LENGTHS = [11, 30, 1, 19, 25]
 ONE_BATCH = {"run": {"batch_tokens": 4096}, "context": 32}
 
@@ -30,12 +34,17 @@ def test_changing_a_token_of_one_leaves_the_others_as_they_were(case, tmp_path):
         others = [d.copy() for d in documents]
         others[changed][at] = (others[changed][at] + 1) % 97
         after = values_by_document(tmp_path / f"{changed}-{at}", case, others)
-        for k in range(len(documents)):
-            same = all(np.array_equal(after[k][path], before[k][path], equal_nan=True) for path in before[k])
-            assert same == (k != changed), f"document {k} after a change in {changed} at {at}"
+        for k in (k for k in range(len(documents)) if k != changed):
+            for path, wanted in before[k].items():
+                if case in MIXTURES:
+                    assert_close(path, after[k][path], wanted)
+                else:
+                    assert np.array_equal(after[k][path], wanted, equal_nan=True), f"{path} of document {k} after {changed}"
+        moved = [p for p in before[changed] if not np.array_equal(after[changed][p], before[changed][p], equal_nan=True)]
+        assert len(moved) > len(before[changed]) / 2
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if not c.endswith("bf16")])
+@pytest.mark.parametrize("case", ["mamba", "jamba", "bamba", "laguna"])
 def test_the_place_in_a_batch_changes_rounding_at_most(case, tmp_path):
     """A document alone, first, in the middle and last."""
     rng = np.random.default_rng(3)

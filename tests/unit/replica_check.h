@@ -125,7 +125,7 @@ static inline void keeper_open(struct keeper *k, const char *folder, int load_dt
     struct error error = {0};
     if (model_open(folder, load_dtype, &k->model, &error) != STATUS_OK)
         fail_msg("%s", error.text);
-    if (backend_create_cpu(2, &k->backend, &error) != STATUS_OK)
+    if (backend_create_cpu(1, &k->backend, &error) != STATUS_OK)
         fail_msg("%s", error.text);
     keeper_take_sites(k, n_rows, n_windows);
     k->identity = malloc((size_t)k->limits.max_tokens * sizeof *k->identity);

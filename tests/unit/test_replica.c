@@ -298,12 +298,520 @@ static void test_bfloat16_files_in_float32(void **state)
     check_case("laguna-bf16", DTYPE_F32, 0);
 }
 
+/* ---- documents of our own ---- */
+
+static void fill_ids(int32_t *ids, int32_t n, uint32_t seed)
+{
+    for (int32_t i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        ids[i] = (int32_t)((seed >> 8) % 97); /* the fixtures' vocabulary */
+    }
+}
+
+static void fixture_path(char path[512], const char *case_name)
+{
+    snprintf(path, 512, FIXTURES "%s", case_name);
+}
+
+/* One batch of documents through a fresh replica. */
+static void open_packed(struct keeper *k, const char *case_name, const int32_t *ids, const int32_t *lengths,
+                        int n_documents)
+{
+    char folder[512];
+    int32_t n_tokens = 0;
+    for (int i = 0; i < n_documents; i++)
+        n_tokens += lengths[i];
+    fixture_path(folder, case_name);
+    *k = (struct keeper){.wants = k->wants != NULL ? k->wants : want_everything,
+                         .limits = {.max_tokens = n_tokens, .max_windows = n_documents, .max_position = 64}};
+    keeper_open(k, folder, LOAD_DTYPE_OWN, n_tokens, n_documents);
+    keeper_run_packed(k, ids, lengths, n_documents);
+}
+
+static const char *const float32_cases[] = {
+    "mamba", "mamba-untied-nobias", "jamba",  "jamba-dense-tied",
+    "bamba", "bamba-groups-limit",  "laguna", "laguna-channel-softcap"};
+
+static double row_scale(const float *row, int64_t n)
+{
+    double sum = 0;
+    int64_t finite = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (isfinite(row[i])) {
+            sum += (double)row[i] * row[i];
+            finite++;
+        }
+    }
+    return finite > 0 ? sqrt(sum / (double)finite) : 0;
+}
+
+/* n rows of a site against n rows of another replica's, each difference within `bound` of the row's size. */
+static void check_close(const struct keeper *a, int64_t first, const struct keeper *b, int64_t other_first,
+                        int64_t n, enum value_id value, int layer, double bound)
+{
+    const struct kept *x = keeper_get(a, value, layer), *y = keeper_get(b, value, layer);
+    for (int64_t r = 0; x->data != NULL && r < n; r++) {
+        const float *ours = x->data + (first + r) * x->width,
+                    *theirs = y->data + (other_first + r) * y->width;
+        double scale = row_scale(theirs, y->width);
+        for (int64_t i = 0; i < x->width; i++) {
+            bool same = ours[i] == theirs[i] ||
+                        fabs((double)ours[i] - theirs[i]) <= bound * (fabs((double)theirs[i]) + scale);
+            if (!same)
+                fail_msg("%s layer %d %s row %lld column %lld: %g, expected %g", a->model->name, layer,
+                         catalogue_path(value), (long long)(first + r), (long long)i, (double)ours[i],
+                         (double)theirs[i]);
+        }
+    }
+}
+
+/* Rows [first, first + n) of a site must be the same bits in both replicas. */
+static void check_same_bits(const struct keeper *a, const struct keeper *b, int64_t first, int64_t n,
+                            enum value_id value, int layer)
+{
+    const struct kept *x = keeper_get(a, value, layer), *y = keeper_get(b, value, layer);
+    size_t bytes = (size_t)(n * x->width) * sizeof(float);
+    if (x->data != NULL && memcmp(x->data + first * x->width, y->data + first * y->width, bytes) != 0)
+        fail_msg("%s layer %d %s: rows from %lld differ", a->model->name, layer, catalogue_path(value),
+                 (long long)first);
+}
+
+/* In a mixture, what other documents choose moves a token among its expert's rows, and with it the rounding
+ * of the products: from the first mixture on, values are the same but for that. */
+static bool is_past_mixture(const struct model *m, int layer)
+{
+    for (int i = 0; i < (layer < 0 ? m->n_layers : layer + 1); i++) {
+        if (m->blocks[i].feed_forward == FEED_FORWARD_MIXTURE)
+            return true;
+    }
+    return false;
+}
+
+static void check_neighbours(const char *case_name)
+{
+    const int32_t lengths[] = {9, 17, 21}, starts[] = {0, 26};
+    int32_t ids[47], changed[47];
+    struct keeper before = {0}, after = {0};
+    fill_ids(ids, 47, 1);
+    memcpy(changed, ids, sizeof ids);
+    for (int i = 9; i < 26; i += 5)
+        changed[i] = (ids[i] + 31) % 97; /* in the document in the middle */
+    open_packed(&before, case_name, ids, lengths, 3);
+    open_packed(&after, case_name, changed, lengths, 3);
+    for (int layer = -1; layer < before.model->n_layers; layer++) {
+        for (int v = 0; v < VALUE_COUNT; v++) {
+            enum value_id value = (enum value_id)v;
+            bool by_window = catalogue_get(value)->per == PER_SEQUENCE;
+            if (value_is_per_layer(value) != (layer >= 0))
+                continue;
+            for (int side = 0; side < 2; side++) {
+                int64_t first = by_window ? 2 * side : starts[side], n = by_window ? 1 : lengths[2 * side];
+                if (is_past_mixture(before.model, layer))
+                    check_close(&before, first, &after, first, n, value, layer, 1e-5);
+                else
+                    check_same_bits(&before, &after, first, n, value, layer);
+            }
+        }
+    }
+    keeper_close(&before);
+    keeper_close(&after);
+}
+
+static void test_neighbours_do_not_touch(void **state)
+{
+    (void)state;
+    const char *const bf16_cases[] = {"mamba-bf16", "bamba-bf16"};
+    for (size_t i = 0; i < COUNT(float32_cases); i++)
+        check_neighbours(float32_cases[i]);
+    for (size_t i = 0; i < COUNT(bf16_cases); i++)
+        check_neighbours(bf16_cases[i]);
+}
+
+static void check_document_close(const struct keeper *a, int64_t row, int64_t window, const struct keeper *b,
+                                 int64_t n)
+{
+    for (int layer = -1; layer < a->model->n_layers; layer++) {
+        for (int v = 0; v < VALUE_COUNT; v++) {
+            enum value_id value = (enum value_id)v;
+            bool by_window = catalogue_get(value)->per == PER_SEQUENCE;
+            if (value_is_per_layer(value) == (layer >= 0))
+                check_close(a, by_window ? window : row, b, 0, by_window ? 1 : n, value, layer, 1e-5);
+        }
+    }
+}
+
+static void test_place_in_the_batch_does_not_matter(void **state)
+{
+    (void)state;
+    const int32_t alone = 21, lengths[3][3] = {{21, 9, 17}, {9, 21, 17}, {9, 17, 21}}, starts[] = {0, 9, 26};
+    int32_t document[21], others[26], ids[47];
+    fill_ids(document, 21, 2);
+    fill_ids(others, 26, 3);
+    for (size_t i = 0; i < COUNT(float32_cases); i++) {
+        struct keeper single = {0};
+        open_packed(&single, float32_cases[i], document, &alone, 1);
+        for (int place = 0; place < 3; place++) {
+            struct keeper packed = {0};
+            int32_t from = starts[place];
+            memcpy(ids, others, (size_t)from * sizeof *ids);
+            memcpy(ids + from, document, sizeof document);
+            memcpy(ids + from + 21, others + from, (size_t)(26 - from) * sizeof *ids);
+            open_packed(&packed, float32_cases[i], ids, lengths[place], 3);
+            check_document_close(&packed, from, place, &single, 21);
+            keeper_close(&packed);
+        }
+        keeper_close(&single);
+    }
+}
+
+/* ---- carry ---- */
+
+static bool want_all_but_patterns(enum value_id value, int layer)
+{
+    (void)layer;
+    return value != VALUE_ATTN_SCORES && value != VALUE_ATTN_PROBABILITIES;
+}
+
+/* Documents cut into windows, so many tokens a batch, each document's windows one run. */
+static void run_windows(struct keeper *k, const int32_t *ids, const int32_t *lengths, int n_documents,
+                        int32_t window, int64_t batch_tokens)
+{
+    int32_t starts[2048], positions[2048], at = 0;
+    int document = 0;
+    int32_t position = 0;
+    while (document < n_documents) {
+        struct batch batch = {.ids = ids + at, .window_start = starts, .window_position = positions};
+        batch.carry_in = position > 0;
+        starts[0] = 0;
+        while (document < n_documents) {
+            int32_t left = lengths[document] - position, n = left < window ? left : window;
+            if (batch.n_windows > 0 && batch.n_tokens + n > batch_tokens)
+                break;
+            positions[batch.n_windows] = position;
+            batch.n_tokens += n;
+            starts[++batch.n_windows] = (int32_t)batch.n_tokens;
+            position += n;
+            if (position == lengths[document]) {
+                document++;
+                position = 0;
+            }
+        }
+        batch.carry_out = position > 0;
+        at += (int32_t)batch.n_tokens;
+        keeper_run(k, &batch);
+    }
+}
+
+/* The state after token `row` of a whole run, against a row of state_input or state_output; row -1: zeros. */
+static void check_state(const struct keeper *k, enum value_id value, int layer, int64_t window,
+                        const struct keeper *whole, int64_t row)
+{
+    const struct kept *ours = keeper_get(k, value, layer),
+                      *states = keeper_get(whole, VALUE_LINEAR_STATES, layer);
+    for (int64_t i = 0; ours->data != NULL && i < ours->width; i++) {
+        double expected = row < 0 ? 0 : states->data[row * states->width + i];
+        double found = ours->data[window * ours->width + i];
+        if (!(fabs(found - expected) <= 1e-4 + 1e-4 * fabs(expected)))
+            fail_msg("%s layer %d %s of window %lld: %g, expected %g", k->model->name, layer,
+                     catalogue_path(value), (long long)window, found, expected);
+    }
+}
+
+static void check_windows(const struct keeper *k, const struct keeper *whole, const int32_t *lengths,
+                          int n_documents, int32_t window)
+{
+    int64_t row = 0, at = 0;
+    for (int d = 0; d < n_documents; d++) {
+        for (int32_t position = 0; position < lengths[d]; position += window, at++) {
+            int32_t n = lengths[d] - position < window ? lengths[d] - position : window;
+            for (int layer = 0; layer < k->model->n_layers; layer++) {
+                check_state(k, VALUE_LINEAR_STATE_INPUT, layer, at, whole, position == 0 ? -1 : row - 1);
+                check_state(k, VALUE_LINEAR_STATE_OUTPUT, layer, at, whole, row + n - 1);
+            }
+            row += n;
+        }
+    }
+}
+
+/* The same documents in one batch without carry and in windows with it must give the same rows. */
+static void check_carry(const char *case_name, bool (*wants)(enum value_id, int), const int32_t *lengths,
+                        int n_documents, const int32_t windows[2], int n_kinds)
+{
+    int32_t ids[2048], n_tokens = 0, longest = 0;
+    char folder[512];
+    fixture_path(folder, case_name);
+    for (int d = 0; d < n_documents; d++) {
+        n_tokens += lengths[d];
+        longest = lengths[d] > longest ? lengths[d] : longest;
+    }
+    fill_ids(ids, n_tokens, 4);
+    struct keeper whole = {
+        .wants = wants,
+        .limits = {.max_tokens = n_tokens, .max_windows = n_documents, .max_position = longest}};
+    keeper_open(&whole, folder, LOAD_DTYPE_OWN, n_tokens, n_documents);
+    keeper_run_packed(&whole, ids, lengths, n_documents);
+    for (int kind = 0; kind < n_kinds; kind++) {
+        int32_t window = windows[kind], batch_tokens = window > 400 ? window : 3 * window + 2;
+        int64_t n_windows = 0;
+        for (int d = 0; d < n_documents; d++)
+            n_windows += (lengths[d] + window - 1) / window;
+        struct keeper k = {.wants = wants,
+                           .limits = {.max_tokens = batch_tokens,
+                                      .max_windows = batch_tokens,
+                                      .max_position = longest,
+                                      .carry = true,
+                                      .piece_bytes = 20000}};
+        keeper_open(&k, folder, LOAD_DTYPE_OWN, n_tokens, n_windows);
+        run_windows(&k, ids, lengths, n_documents, window, batch_tokens);
+        for (int layer = -1; layer < k.model->n_layers; layer++) {
+            for (int v = 0; v < VALUE_COUNT; v++) {
+                enum value_id value = (enum value_id)v;
+                if (value_is_per_layer(value) == (layer >= 0) && catalogue_get(value)->per == PER_TOKEN)
+                    check_close(&k, 0, &whole, 0, n_tokens, value, layer, 1e-4);
+            }
+        }
+        check_windows(&k, &whole, lengths, n_documents, window);
+        keeper_close(&k);
+    }
+    keeper_close(&whole);
+}
+
+static void test_carry_over_long_documents(void **state)
+{
+    (void)state;
+    const int32_t lengths[] = {1030, 40}, windows[] = {64, 1000};
+    const char *const families[] = {"mamba", "jamba", "bamba", "laguna"};
+    for (size_t i = 0; i < COUNT(families); i++)
+        check_carry(families[i], want_all_but_patterns, lengths, 2, windows, 2);
+}
+
+static void test_carry_over_short_windows(void **state)
+{
+    (void)state;
+    const int32_t lengths[] = {75, 7, 1, 33, 14}, windows[] = {7, 1};
+    for (size_t i = 0; i < COUNT(float32_cases); i++)
+        check_carry(float32_cases[i], want_everything, lengths, 5, windows, 2);
+}
+
+/* ---- what is not wanted is not done ---- */
+
+/* Counts what a replica asks of its backend. */
+static const struct backend_ops *real_ops;
+static int n_linear, n_scans, n_attention, n_norms;
+
+static void counting_linear(struct backend *b, struct tensor x, const struct matrix *w, const float *bias,
+                            struct tensor addend, struct tensor y)
+{
+    n_linear++;
+    real_ops->linear(b, x, w, bias, addend, y);
+}
+
+static void counting_scan(struct backend *b, const struct selective_scan_args *args)
+{
+    n_scans++;
+    real_ops->selective_scan(b, args);
+}
+
+static void counting_attention(struct backend *b, const struct attention_args *args)
+{
+    n_attention++;
+    real_ops->attention(b, args);
+}
+
+static void counting_norm(struct backend *b, const struct norm_args *args)
+{
+    n_norms++;
+    real_ops->rms_norm(b, args);
+}
+
+static enum value_id only_value;
+static int only_layer;
+
+static bool want_only(enum value_id value, int layer)
+{
+    return value == only_value && layer == only_layer;
+}
+
+struct early_stop {
+    const char *case_name;
+    enum value_id value;
+    int layer;
+    int n_linear, n_scans, n_attention, n_norms;
+};
+
+static const struct early_stop early_stops[] = {
+    {"mamba", VALUE_INPUT_IDS, -1, 0, 0, 0, 0},
+    {"mamba", VALUE_TOKEN_EMBEDDINGS, -1, 0, 0, 0, 0},
+    {"mamba", VALUE_LAYER_INPUT, 0, 0, 0, 0, 0},
+    {"mamba", VALUE_ATTENTION_NORM_OUTPUT, 1, 4, 1, 0, 2}, /* in, x, dt and out of layer 0 */
+    {"mamba", VALUE_LINEAR_VALUES, 0, 1, 0, 0, 1},
+    {"mamba", VALUE_LINEAR_QUERIES, 0, 2, 0, 0, 1},
+    {"mamba", VALUE_LAYER_OUTPUT, 1, 8, 2, 0, 2},
+    {"mamba", VALUE_FINAL_NORM_OUTPUT, -1, 12, 3, 0, 4},
+    {"mamba", VALUE_LOGITS, -1, 13, 3, 0, 4},
+    {"laguna", VALUE_ATTN_VALUES, 0, 1, 0, 0, 3},
+    {"laguna", VALUE_ATTN_PROBABILITIES, 0, 1, 0, 1, 3},
+    {"laguna", VALUE_ATTN_HEAD_OUTPUTS, 0, 1, 0, 1, 3},
+    {"laguna", VALUE_ATTN_PREMIX, 0, 2, 0, 1, 3},
+    {"laguna", VALUE_LAYER_MID, 0, 3, 0, 1, 3},
+    {"laguna", VALUE_MLP_INPUT, 0, 3, 0, 1, 4},
+    {"laguna", VALUE_MLP_NEURONS, 0, 4, 0, 1, 4},
+    {"laguna", VALUE_LAYER_OUTPUT, 0, 5, 0, 1, 4},
+    {"laguna", VALUE_ROUTER_LOGITS, 1, 9, 0, 2, 8}, /* 5 of layer 0, 3 of attention, the router */
+};
+
+static void check_early_stop(const struct early_stop *row, const struct keeper *all, const int32_t *ids,
+                             const int32_t *lengths)
+{
+    char folder[512];
+    struct keeper k = {.wants = want_only,
+                       .limits = {.max_tokens = 30, .max_windows = 2, .max_position = 64}};
+    fixture_path(folder, row->case_name);
+    only_value = row->value;
+    only_layer = row->layer;
+    keeper_open(&k, folder, LOAD_DTYPE_OWN, 30, 2);
+    struct backend_ops counting = *k.backend->ops;
+    real_ops = k.backend->ops;
+    counting.linear = counting_linear;
+    counting.selective_scan = counting_scan;
+    counting.attention = counting_attention;
+    counting.rms_norm = counting_norm;
+    k.backend->ops = &counting;
+    n_linear = n_scans = n_attention = n_norms = 0;
+    keeper_run_packed(&k, ids, lengths, 2);
+    k.backend->ops = real_ops;
+    if (n_linear != row->n_linear || n_scans != row->n_scans || n_attention != row->n_attention ||
+        n_norms != row->n_norms)
+        fail_msg("%s %s of layer %d: %d products, %d scans, %d attentions, %d norms", row->case_name,
+                 catalogue_path(row->value), row->layer, n_linear, n_scans, n_attention, n_norms);
+    check_close(&k, 0, all, 0, 30, row->value, row->layer, 1e-5);
+    keeper_close(&k);
+}
+
+static void test_forward_ends_after_the_last_wanted_site(void **state)
+{
+    (void)state;
+    const int32_t lengths[] = {13, 17};
+    int32_t ids[30];
+    struct keeper all = {0};
+    fill_ids(ids, 30, 5);
+    for (size_t i = 0; i < COUNT(early_stops); i++) {
+        if (i == 0 || strcmp(early_stops[i].case_name, early_stops[i - 1].case_name) != 0) {
+            if (i > 0)
+                keeper_close(&all);
+            open_packed(&all, early_stops[i].case_name, ids, lengths, 2);
+        }
+        check_early_stop(&early_stops[i], &all, ids, lengths);
+    }
+    keeper_close(&all);
+}
+
+/* ---- memory ---- */
+
+static bool want_first_mixer(enum value_id value, int layer)
+{
+    return value == VALUE_LAYER_MID && layer == 0;
+}
+
+static bool wants_of_keeper_less(void *context, enum value_id value, int layer)
+{
+    (void)context;
+    return want_first_mixer(value, layer);
+}
+
+static void test_no_allocation_in_a_forward(void **state)
+{
+    (void)state;
+    const int32_t lengths[] = {13, 17};
+    int32_t ids[30];
+    fill_ids(ids, 30, 6);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        char folder[512];
+        struct keeper k = {.wants = want_everything,
+                           .limits = {.max_tokens = 30, .max_windows = 2, .max_position = 64}};
+        fixture_path(folder, cases[i]);
+        keeper_open(&k, folder, LOAD_DTYPE_OWN, 60, 4);
+        uint64_t before = memory_allocation_count();
+        keeper_run_packed(&k, ids, lengths, 2);
+        keeper_run_packed(&k, ids, lengths, 2);
+        assert_int_equal(memory_allocation_count(), before);
+        keeper_close(&k);
+    }
+}
+
+static void test_plan_says_what_is_used(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        char folder[512];
+        struct error error = {0};
+        struct replica_memory all, less;
+        struct keeper k = {
+            .wants = want_everything,
+            .limits = {.max_tokens = 200, .max_windows = 7, .max_position = 300, .carry = true}};
+        fixture_path(folder, cases[i]);
+        keeper_open(&k, folder, LOAD_DTYPE_OWN, 200, 7);
+        struct observer observer = {&k, wants_of_keeper_less, keeper_rows, keeper_offer};
+        assert_int_equal(replica_plan(k.model, k.backend, &k.observer, &k.limits, &all, &error), STATUS_OK);
+        assert_int_equal(replica_plan(k.model, k.backend, &observer, &k.limits, &less, &error), STATUS_OK);
+        assert_true(less.weights < all.weights && less.workspace < all.workspace && less.carry < all.carry);
+        size_t used = memory_in_use();
+        replica_destroy(k.replica);
+        k.replica = NULL;
+        size_t freed = used - memory_in_use(), planned = all.weights + all.workspace + all.carry;
+        /* The lists of rows on the host and of the weights come on top, and whatever the library counts
+         * itself. */
+        if (planned > freed + all.weights || freed > planned + 200 * 64 + 65536)
+            fail_msg("%s: %zu bytes planned, %zu freed", cases[i], planned, freed);
+        keeper_close(&k);
+    }
+}
+
+static void test_every_allocation_may_fail(void **state)
+{
+    (void)state;
+    const char *const families[] = {"mamba", "jamba", "bamba", "laguna"};
+    for (size_t i = 0; i < COUNT(families); i++) {
+        char folder[512];
+        struct keeper k = {.wants = want_everything,
+                           .limits = {.max_tokens = 30, .max_windows = 2, .max_position = 64, .carry = true}};
+        fixture_path(folder, families[i]);
+        keeper_open(&k, folder, LOAD_DTYPE_OWN, 30, 2);
+        replica_destroy(k.replica);
+        k.replica = NULL;
+        size_t used = memory_in_use();
+        int n = 0;
+        for (;; n++) {
+            struct error error = {0};
+            memory_fail_at(n);
+            enum status status =
+                replica_create(k.model, k.backend, &k.observer, &k.limits, &k.replica, &error);
+            memory_fail_at(-1);
+            if (status == STATUS_OK)
+                break;
+            assert_int_equal(status, STATUS_RESOURCE);
+            assert_int_equal(error.status, STATUS_RESOURCE);
+            assert_int_equal(memory_in_use(), used);
+        }
+        assert_true(n > 20);
+        keeper_close(&k);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden_values),
         cmocka_unit_test(test_golden_values_in_small_pieces),
         cmocka_unit_test(test_bfloat16_files_in_float32),
+        cmocka_unit_test(test_neighbours_do_not_touch),
+        cmocka_unit_test(test_place_in_the_batch_does_not_matter),
+        cmocka_unit_test(test_carry_over_long_documents),
+        cmocka_unit_test(test_carry_over_short_windows),
+        cmocka_unit_test(test_forward_ends_after_the_last_wanted_site),
+        cmocka_unit_test(test_no_allocation_in_a_forward),
+        cmocka_unit_test(test_plan_says_what_is_used),
+        cmocka_unit_test(test_every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -281,6 +281,18 @@ static enum status write_index(hid_t file, const struct store *store, const stru
     return hdf5_set_int(file, "store_version", STORE_VERSION, error);
 }
 
+/* Size and checksum of the new store.h5, for store.json. */
+static enum status hash_index(struct store *store, struct error *error)
+{
+    char path[FILES_PATH_BYTES];
+    void *buffer;
+    snprintf(path, sizeof path, "%s/store.h5", store->folder);
+    TRY(memory_allocate(&buffer, FILES_HASH_BYTES, "reading the index", error));
+    int errnum = files_hash(path, buffer, &store->index_bytes, &store->index_checksum);
+    memory_free(buffer);
+    return errnum == 0 ? STATUS_OK : error_set_errno(error, STATUS_INPUT, errnum, "%s cannot be read", path);
+}
+
 static enum status write_file(const struct store *store, const struct index_merge *merge, struct error *error)
 {
     char temporary[FILES_PATH_BYTES];
@@ -314,6 +326,7 @@ enum status index_build(const char *folder, struct error *error)
             TRY_ELSE(merge_segment(&merge, store, u, error), done);
     statistics = index_statistics_json(&merge); /* before the merged arrays turn into variances */
     TRY_ELSE(write_file(store, &merge, error), done);
+    TRY_ELSE(hash_index(store, error), done);
     status = store_write(store, statistics, error);
 done:
     cJSON_Delete(statistics);

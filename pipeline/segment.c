@@ -147,7 +147,7 @@ static enum status check_string(hid_t id, const struct dataset *dataset, const c
                      dataset->path, name, found, wanted);
 }
 
-static enum status check_attributes(hid_t id, const struct dataset *dataset, struct error *error)
+enum status segment_check_attributes(hid_t id, const struct dataset *dataset, struct error *error)
 {
     char text[LAYOUT_TEXT_BYTES];
     int64_t layer;
@@ -175,7 +175,6 @@ enum status segment_open_dataset(hid_t file, const struct dataset *dataset, hid_
         return hdf5_error(error, STATUS_INPUT, "dataset %s is missing", dataset->path);
     TRY_ELSE(check_type(id, dataset, error), failed);
     TRY_ELSE(check_shape(id, dataset, n_rows, error), failed);
-    TRY_ELSE(check_attributes(id, dataset, error), failed);
     *out = id;
     return STATUS_OK;
 failed:

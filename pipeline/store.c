@@ -178,6 +178,17 @@ static void put_totals(FILE *out, const struct store *store)
             n_segments, n_sequences, n_tokens, bytes, raw_bytes);
 }
 
+static void put_index(FILE *out, const struct store *store)
+{
+    if (store->index_bytes == 0)
+        fputs("  \"index\": null,\n", out);
+    else
+        fprintf(out,
+                "  \"index\": {\"file\": \"store.h5\", \"bytes\": %" PRId64 ", \"checksum\": \"%016" PRIx64
+                "\"},\n",
+                store->index_bytes, store->index_checksum);
+}
+
 /* One dataset a line. */
 static void put_statistics(FILE *out, const cJSON *statistics)
 {
@@ -211,6 +222,7 @@ static void put_store(FILE *out, const struct store *store, const cJSON *statist
     put_tree(out, "summary", store->summary);
     put_layout(out, &store->layout);
     put_units(out, store);
+    put_index(out, store);
     put_statistics(out, statistics);
     fputs("}\n", out);
 }
@@ -246,7 +258,9 @@ static enum status read_rows(hid_t file, const struct layout *layout, struct seg
         hid_t id;
         int64_t n;
         TRY(segment_open_dataset(file, d, &id, &n, error));
+        enum status status = segment_check_attributes(id, d, error);
         H5Dclose(id);
+        TRY(status);
         int64_t *known = d->rows == ROWS_OF_CAPTURE ? &r->n_rows[d->capture] : &r->n_sequences;
         bool is_first = d->rows == ROWS_OF_CAPTURE ? i == 0 || layout->datasets[i - 1].capture != d->capture
                                                    : first_of_sequences == NULL;

@@ -31,8 +31,10 @@ struct store {
     int64_t n_units;
     int64_t *unit_start;             /* [n_units + 1] first sequence of each unit; the last is n_sequences */
     struct segment_record *segments; /* [n_units]; bytes 0: not committed */
-    cJSON *tree;                     /* store_open: the whole of store.json, which the parts above are of */
-    char *axis_names;                /* store_open: what the layout's axis names point into */
+    int64_t index_bytes; /* of store.h5 as index_build made it for these segments; 0: not made since */
+    uint64_t index_checksum;
+    cJSON *tree;      /* store_open: the whole of store.json, which the parts above are of */
+    char *axis_names; /* store_open: what the layout's axis names point into */
 };
 
 /* Creates the folder and segments/ where missing. */

@@ -51,6 +51,11 @@ static bool is_array(const cJSON *item)
     return cJSON_IsArray(item);
 }
 
+static bool is_string(const cJSON *item)
+{
+    return cJSON_IsString(item);
+}
+
 static bool is_object_or_null(const cJSON *item)
 {
     return cJSON_IsObject(item) || cJSON_IsNull(item);
@@ -411,6 +416,23 @@ static enum status check_totals(const struct reading *in, struct error *error)
     return STATUS_OK;
 }
 
+static enum status read_index(struct reading *in, const struct json_object *top, struct error *error)
+{
+    static const char *const keys[] = {"file", "bytes", "checksum", NULL};
+    const cJSON *index = NULL, *file = NULL;
+    TRY(get_child(top, "index", is_object_or_null, "an object or null", &index, error));
+    if (cJSON_IsNull(index))
+        return STATUS_OK;
+    struct json_object o = object_at(in, index, "index");
+    TRY(json_check_keys(&o, keys, error));
+    TRY(get_child(&o, "file", is_string, "a string", &file, error));
+    if (strcmp(file->valuestring, "store.h5") != 0)
+        return error_set(error, STATUS_INPUT, "%s: index.file is \"%.80s\", expected \"store.h5\"",
+                         in->source, file->valuestring);
+    TRY(json_get_int(&o, "bytes", true, 1, INT64_C(1) << 50, &in->store->index_bytes, error));
+    return read_checksum(&o, &in->store->index_checksum, error);
+}
+
 /* ---------------------------------------------------------------- the whole */
 
 static enum status check_version(const struct reading *in, const struct json_object *top, struct error *error)
@@ -450,9 +472,10 @@ static enum status read_parts(struct store *store, const struct json_object *top
 
 static enum status read_tree(struct reading *in, struct error *error)
 {
-    static const char *const keys[] = {
-        "version", "kind",        "complete", "totals",   "job",        "model",    "corpus",     "run",
-        "summary", "compression", "captures", "datasets", "unit_start", "segments", "statistics", NULL};
+    static const char *const keys[] = {"version",    "kind",     "complete",   "totals",   "job",
+                                       "model",      "corpus",   "run",        "summary",  "compression",
+                                       "captures",   "datasets", "unit_start", "segments", "index",
+                                       "statistics", NULL};
     struct json_object top = object_at(in, in->store->tree, "");
     const cJSON *starts = NULL, *segments = NULL, *item;
     int64_t i = 0;
@@ -466,6 +489,7 @@ static enum status read_tree(struct reading *in, struct error *error)
     TRY(read_units(in, starts, error));
     TRY(get_child(&top, "segments", is_array, "an array", &segments, error));
     cJSON_ArrayForEach(item, segments) TRY(read_segment(in, item, i++, error));
+    TRY(read_index(in, &top, error));
     return check_totals(in, error);
 }
 

@@ -1,11 +1,9 @@
 /* store.h5 and store.json's statistics against what the segments make. */
 #include "pipeline/verify.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <unistd.h>
 
 static const char where_index[] = "store.h5";
 static const char advice[] = "`actdump index` makes it anew";
@@ -97,6 +95,8 @@ static void check_datasets(struct verify *v, hid_t file)
             verify_error(v, where_index, &error);
             continue;
         }
+        if (segment_check_attributes(id, d, &error) != STATUS_OK)
+            verify_error(v, where_index, &error);
         if (n != total)
             verify_fault(v, where_index, "dataset %s has %" PRId64 " rows, the segments have %" PRId64 "; %s",
                          d->path, n, total, advice);
@@ -131,6 +131,26 @@ static void check_json(struct verify *v)
     cJSON_Delete(wanted);
 }
 
+/* Whether store.h5 is, byte for byte, the one that was made for these segments. */
+static bool check_file(struct verify *v, const char *path)
+{
+    int64_t bytes;
+    uint64_t checksum;
+    int errnum = files_hash(path, v->hash_buffer, &bytes, &checksum);
+    if (errnum != 0)
+        verify_fault(v, where_index, "it cannot be read (%s); %s", strerror(errnum), advice);
+    else if (v->store->index_bytes == 0)
+        verify_fault(v, where_index, "store.json knows of no index over these segments; %s", advice);
+    else if (bytes != v->store->index_bytes || checksum != v->store->index_checksum)
+        verify_fault(v, where_index,
+                     "it has %" PRId64 " bytes and checksum %016" PRIx64 ", store.json says %" PRId64
+                     " and %016" PRIx64 "; %s",
+                     bytes, checksum, v->store->index_bytes, v->store->index_checksum, advice);
+    else
+        return true;
+    return false;
+}
+
 void verify_index(struct verify *v)
 {
     char path[FILES_PATH_BYTES];
@@ -140,9 +160,11 @@ void verify_index(struct verify *v)
     /* while a store grows, its index and statistics are those of the last run that ended */
     v->only_notes = !v->store->complete;
     check_json(v);
-    if (access(path, F_OK) != 0)
-        verify_fault(v, where_index, "it is missing (%s); %s", strerror(errno), advice);
-    else if (hdf5_open(path, &file, &error) != STATUS_OK) {
+    if (!check_file(v, path)) {
+        v->only_notes = false;
+        return;
+    }
+    if (hdf5_open(path, &file, &error) != STATUS_OK) {
         verify_error(v, where_index, &error);
     } else {
         check_datasets(v, file);

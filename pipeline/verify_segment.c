@@ -16,6 +16,7 @@ struct checking {
     char name[64], path[FILES_PATH_BYTES];
     hid_t file;
     int64_t file_bytes;
+    bool is_sound;    /* size and checksum are right */
     int64_t **tables; /* [n_datasets] the table's values; NULL: a value, or not readable */
     int64_t *n_rows;  /* [n_datasets] rows read; -1: not readable */
 };
@@ -49,6 +50,7 @@ static bool check_file(struct checking *c)
         verify_fault(c->v, c->name, "it cannot be read: %s", strerror(errnum));
         return false;
     }
+    c->is_sound = checksum == c->record->checksum && c->file_bytes == c->record->bytes;
     if (checksum != c->record->checksum && c->file_bytes == c->record->bytes)
         verify_fault(c->v, c->name, "its checksum is %016" PRIx64 ", store.json says %016" PRIx64, checksum,
                      c->record->checksum);
@@ -270,6 +272,8 @@ static enum status check_dataset(struct checking *c, int64_t index, struct error
         verify_error(c->v, c->name, &fault);
         return STATUS_OK;
     }
+    if (c->is_sound && segment_check_attributes(in.id, in.d, &fault) != STATUS_OK)
+        verify_error(c->v, c->name, &fault);
     enum status status = read_dataset(c, &in, error);
     H5Dclose(in.id);
     return status;

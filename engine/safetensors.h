@@ -1,13 +1,14 @@
 /* Safetensors checkpoints: model.safetensors, or shards under model.safetensors.index.json, mapped read-only.
  *
- * Format: 8 bytes little-endian header length, a JSON object of tensor name -> {dtype, shape, data_offsets}, then the
- * data (https://github.com/huggingface/safetensors, "Format"). Checked before anything is used: header length, JSON,
- * dtypes, shapes, that offsets lie in the file, agree with shape and dtype, do not overlap and leave no gap; for
- * shards, that the index and the headers name the same tensors in the same files, both ways, and that no stray
+ * Format: 8 bytes little-endian header length, a JSON object of tensor name -> {dtype, shape, data_offsets},
+ * then the data (https://github.com/huggingface/safetensors, "Format"). Checked before anything is used:
+ * header length, JSON, dtypes, shapes, that offsets lie in the file, agree with shape and dtype, do not
+ * overlap and leave no gap; for shards, that the index and the headers name the same tensors in the same
+ * files, both ways, and that no stray
  * *.safetensors file lies beside them.
  *
- * Where model.safetensors and an index are both there, model.safetensors is read, as transformers does. Files must not
- * change while a checkpoint is open: a mapping of a file that has become shorter ends in SIGBUS.
+ * Where model.safetensors and an index are both there, model.safetensors is read, as transformers does. Files
+ * must not change while a checkpoint is open: a mapping of a file that has become shorter ends in SIGBUS.
  * Thread safety: an open checkpoint is only read, by any number of threads. */
 #ifndef ACTDUMP_ENGINE_SAFETENSORS_H
 #define ACTDUMP_ENGINE_SAFETENSORS_H
@@ -41,18 +42,20 @@ void checkpoint_close(struct checkpoint *checkpoint); /* NULL is fine; views of 
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpoint, const char *name);
 int64_t checkpoint_n_tensors(const struct checkpoint *checkpoint);
 const struct checkpoint_tensor *checkpoint_get(const struct checkpoint *checkpoint, int64_t i); /* by name */
-/* The tensor of exactly that shape and of a float type of ours (F32, F16, BF16); an error naming tensor, file and what
- * differs otherwise. A trailing or middle axis of 1 counts (conv1d weights are [channels, 1, kernel]). */
-enum status checkpoint_require(const struct checkpoint *checkpoint, const char *name, const int64_t *dims, int n_dims,
-                               const struct checkpoint_tensor **out, struct error *error);
+/* The tensor of exactly that shape and of a float type of ours (F32, F16, BF16); an error naming tensor, file
+ * and what differs otherwise. A trailing or middle axis of 1 counts (conv1d weights are [channels, 1,
+ * kernel]). */
+enum status checkpoint_require(const struct checkpoint *checkpoint, const char *name, const int64_t *dims,
+                               int n_dims, const struct checkpoint_tensor **out, struct error *error);
 
-/* Brings the tensor's bytes into the page cache with plain reads of 4 MiB, before they are used through the mapping:
- * faulting a mapping in page by page is many times slower than that on NFS and Lustre. Best called in the order of the
- * files (checkpoint_get's is by name). Only a matter of speed: nothing depends on it, and nothing fails. */
+/* Brings the tensor's bytes into the page cache with plain reads of 4 MiB, before they are used through the
+ * mapping: faulting a mapping in page by page is many times slower than that on NFS and Lustre. Best called
+ * in the order of the files (checkpoint_get's is by name). Only a matter of speed: nothing depends on it, and
+ * nothing fails. */
 void checkpoint_prefetch(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor);
 
-/* What makes two checkpoints the same: XXH3-128 over names, sizes and contents of config.json, the index and all
- * shards, as 32 hexadecimal digits. Reads every byte once. */
+/* What makes two checkpoints the same: XXH3-128 over names, sizes and contents of config.json, the index and
+ * all shards, as 32 hexadecimal digits. Reads every byte once. */
 enum status checkpoint_identify(const char *folder, char digest[33], int64_t *bytes, struct error *error);
 
 #endif

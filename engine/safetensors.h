@@ -4,8 +4,7 @@
  * then the data (https://github.com/huggingface/safetensors, "Format"). Checked before anything is used:
  * header length, JSON, dtypes, shapes, that offsets lie in the file, agree with shape and dtype, do not
  * overlap and leave no gap; for shards, that the index and the headers name the same tensors in the same
- * files, both ways, and that no stray
- * *.safetensors file lies beside them.
+ * files, both ways, and that no stray *.safetensors file lies beside them.
  *
  * Where model.safetensors and an index are both there, model.safetensors is read, as transformers does. Files
  * must not change while a checkpoint is open: a mapping of a file that has become shorter ends in SIGBUS.

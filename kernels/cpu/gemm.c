@@ -1,4 +1,5 @@
 #include "kernels/cpu/gemm.h"
+#include "kernels/base/log.h"
 #include "kernels/base/memory.h"
 
 #include <assert.h>
@@ -336,6 +337,16 @@ static dnnl_status_t view(const struct gemm *gemm, dnnl_primitive_desc_t plan, d
                               DNNL_MEMORY_NONE);
 }
 
+/* Nothing would be wrong but the speed: say so. */
+static void warn_if_slow(const struct shape *s, dnnl_primitive_desc_t plan)
+{
+    const char *implementation = "";
+    dnnl_primitive_desc_query(plan, dnnl_query_impl_info_str, 0, (void *)&implementation);
+    if (strncmp(implementation, "ref", 3) == 0)
+        log_warning("oneDNN has only its slow reference product for %lld rows of %lld x %lld %s weights",
+                    (long long)s->rows, (long long)s->n, (long long)s->k, dtype_name(s->kept));
+}
+
 static dnnl_status_t make_primitive(const struct gemm *gemm, const struct matrix *w, struct primitive *p)
 {
     const dnnl_memory_desc_t *layout;
@@ -344,6 +355,7 @@ static dnnl_status_t make_primitive(const struct gemm *gemm, const struct matrix
     dnnl_status_t result = plan_product(gemm, &p->shape, layout, &plan);
     if (result != dnnl_success)
         return result;
+    warn_if_slow(&p->shape, plan);
     result = dnnl_primitive_create(&p->run, plan);
     if (result == dnnl_success)
         result = view(gemm, plan, dnnl_query_src_md, 0, &p->x);

@@ -15,10 +15,10 @@ build() { # preset, folder
   printf '== %s: building in %s\n' "$1" "$2"
   local log=$results/build-$1.log
   if ! { cmake --preset "$1" -DACTDUMP_PYTHON="$PWD/build/venv/bin/python" && cmake --build "$2" -j "$jobs"; } >"$log" 2>&1; then
-    grep -E -A 12 'error|Error' "$log" | head -n 60
+    grep -E -A 8 'error:|Error at|undefined reference' "$log" | head -n 60
     printf '== %s: the build failed, its log is %s\n' "$1" "$log"
     status=1
-    printf '<testsuite><testcase name="build of %s" status="fail"/></testsuite>\n' "$1" >"$results/$1.xml"
+    printf '<testsuite><testcase name="the build with preset %s" status="fail"/></testsuite>\n' "$1" >"$results/$1.xml"
     return 1
   fi
 }

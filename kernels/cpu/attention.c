@@ -15,10 +15,12 @@
 /* Rows whose scores are computed, turned into weights and spent together: a multiple of every TILE_ROWS. */
 #define GROUP_ROWS 24
 /* Rows of a task for heads of 128 or less: packing a tile of keys then costs about 2 % of using it. */
-#define TASK_ROWS 192
+#define TASK_ROWS 288
 /* Keys of a tile for heads of 128 or less: keys and values of a tile fit the second-level cache with the
  * queries. */
 #define TILE_KEYS 128
+/* Keys of the next tile that are called in with each group of rows: all of them over a full task's groups. */
+#define PREFETCH_KEYS ((TILE_KEYS * GROUP_ROWS + TASK_ROWS - 1) / TASK_ROWS)
 #define LOG2_E 1.44269504088896340736f
 
 struct attention_plan {
@@ -161,6 +163,27 @@ static void load_keys(const struct attention_plan *plan, const struct query_tile
     tile_pack_transposed(scratch->k, tensor_row(&k, row), k.dtype, k.stride, n, dim);
     if (with_values)
         tile_pack(scratch->v, tensor_row(&v, row), v.dtype, v.stride, n, dim);
+}
+
+/* Calls the cache lines of keys and values [first, end) of the run in, to be there when load_keys comes:
+ * their rows are too short and too far apart for the processor to see what is next. */
+static void prefetch_keys(const struct attention_plan *plan, const struct query_tile *tile, int64_t first,
+                          int64_t end)
+{
+    const struct attention_args *args = plan->args;
+    int64_t dim = args->head_dim;
+    struct tensor k = tensor_cols(args->k, tile->kv_head * dim, dim),
+                  v = tensor_cols(args->v, tile->kv_head * dim, dim);
+    int64_t bytes = dim * (int64_t)dtype_size(k.dtype);
+    const char *k_row = tensor_row(&k, tile->first_key + first),
+               *v_row = tensor_row(&v, tile->first_key + first);
+    size_t k_step = (size_t)k.stride * dtype_size(k.dtype), v_step = (size_t)v.stride * dtype_size(v.dtype);
+
+    for (; first < end; first++, k_row += k_step, v_row += v_step)
+        for (int64_t i = 0; i < bytes; i += 64) {
+            __builtin_prefetch(k_row + i, 0, 2);
+            __builtin_prefetch(v_row + i, 0, 2);
+        }
 }
 
 /* Blocks of the task's rows from `first_row` on, and what of the key tile [first, first + n) they see. */
@@ -357,10 +380,12 @@ static void attend_tile(const struct attention_plan *plan, const struct query_ti
     get_key_range(plan, tile, &first, &end);
     load_queries(plan, tile, plan->args->scale * LOG2_E, scratch);
     for (; first < end; first += plan->keys) {
-        int64_t n = clip(end - first, 0, plan->keys);
+        int64_t n = clip(end - first, 0, plan->keys), next = first + n;
         load_keys(plan, tile, first, n, true, scratch);
         for (int64_t r = 0; r < (int64_t)tile->n_queries * tile->heads; r += GROUP_ROWS) {
             struct row_group group = cut_group(plan->args, tile, r, first, n);
+            prefetch_keys(plan, tile, next, clip(next + PREFETCH_KEYS, next, end));
+            next = clip(next + PREFETCH_KEYS, next, end);
             compute_scores(plan, &group, scratch);
             weigh_group(plan, tile, &group, first, n, scratch);
             add_values(plan, &group, n, scratch);

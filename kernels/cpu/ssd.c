@@ -16,7 +16,7 @@
 #include <omp.h>
 
 /* Tokens of a chunk at most: work inside a chunk grows with it, the cost of passing states on shrinks. */
-#define CHUNK_TOKENS 64
+#define CHUNK_TOKENS 32
 /* Floats of the states of a task: half of a common second-level cache. */
 #define STATE_FLOATS 65536
 /* Left sides read in steps of a row are kept off multiples of 4 KiB, which would share cache sets. */
@@ -31,9 +31,9 @@ struct ssd_plan {
     int head_blocks;    /* tasks that a group's heads are split over */
     int columns;        /* of head_dim of a task: a multiple of TILE_COLS, or all */
     int column_blocks;
-    int64_t row;         /* floats from one row of B or C to the next */
-    int64_t width;       /* of G and M: tokens rounded up to whole panels */
-    size_t state_floats; /* of one head's columns */
+    int64_t row;                   /* floats from one row of B or C to the next */
+    int64_t width;                 /* of G and M: tokens rounded up to whole panels */
+    size_t state_floats, x_floats; /* of one head's columns */
     size_t thread_floats;
 };
 
@@ -42,7 +42,7 @@ struct ssd_scratch {
     float *Bt;      /* panels of B's transpose, depth N */
     float *G;       /* [tokens, width]: C . B */
     float *M;       /* [tokens, width]: what of x(s) reaches y(t) */
-    float *x;       /* panels of one head's x, depth tokens */
+    float *x;       /* [heads] panels, depth tokens */
     float *states;  /* [heads] panels, depth N */
     float *betas;   /* [heads, width] */
     float *tails;   /* [width]: cum at the end of a token's vector, less cum at the token; base 2 */
@@ -99,10 +99,10 @@ static struct ssd_plan plan_scan(const struct ssd_scan_args *args, int n_threads
     plan.row = tile_round_up(args->state_dim, ROW_GAP) + ROW_GAP;
     plan.width = tile_round_up(plan.tokens, TILE_COLS);
     plan_tasks(&plan, n_threads);
-    plan.thread_floats =
-        (size_t)(2 * plan.tokens * plan.row + plan.width * args->state_dim + 2 * plan.tokens * plan.width +
-                 tile_panels(plan.columns) * TILE_COLS * plan.tokens + (plan.heads + 3 + 2) * plan.width) +
-        (size_t)plan.heads * plan.state_floats;
+    plan.x_floats = (size_t)(tile_panels(plan.columns) * TILE_COLS * plan.tokens);
+    plan.thread_floats = (size_t)(2 * plan.tokens * plan.row + plan.width * args->state_dim +
+                                  2 * plan.tokens * plan.width + (plan.heads + 3 + 2) * plan.width) +
+                         (size_t)plan.heads * (plan.state_floats + plan.x_floats);
     plan.thread_floats = (size_t)tile_round_up((int64_t)plan.thread_floats, 16);
     return plan;
 }
@@ -115,7 +115,7 @@ static struct ssd_scratch lay_out_scratch(const struct ssd_plan *plan, float *at
     scratch.cums = (double *)(void *)at, at += 2 * width;
     scratch.states = at, at += (size_t)plan->heads * plan->state_floats;
     scratch.Bt = at, at += width * plan->args->state_dim;
-    scratch.x = at, at += tile_panels(plan->columns) * TILE_COLS * tokens;
+    scratch.x = at, at += (size_t)plan->heads * plan->x_floats;
     scratch.B = at, at += tokens * plan->row;
     scratch.C = at, at += tokens * plan->row;
     scratch.G = at, at += tokens * width;
@@ -168,11 +168,36 @@ static void multiply_C_B(const struct ssd_plan *plan, const struct ssd_chunk *ch
         }
 }
 
+/* One head's panels. */
+static float *get_x(const struct ssd_plan *plan, const struct ssd_scratch *scratch, int h)
+{
+    return scratch->x + (size_t)h * plan->x_floats;
+}
+
+/* x of all the task's heads, row by row: they lie side by side, and the processor sees what is next. */
+static void load_x(const struct ssd_plan *plan, const struct ssd_chunk *chunk,
+                   const struct ssd_scratch *scratch)
+{
+    const struct tensor *x = &plan->args->x;
+
+    for (int64_t t = 0; t < chunk->tokens; t++)
+        for (int h = 0; h < chunk->heads; h++) {
+            int64_t column = (int64_t)(chunk->first_head + h) * plan->args->head_dim + chunk->first_column;
+            const char *row =
+                (const char *)simd_row(x, chunk->start + t) + (size_t)column * dtype_size(x->dtype);
+            float *to = get_x(plan, scratch, h) + t * TILE_COLS;
+            for (int64_t c = 0; c < chunk->columns; c += TILE_COLS, to += chunk->tokens * TILE_COLS)
+                for (int64_t i = c; i < c + TILE_COLS && i < chunk->columns; i += SIMD_WIDTH)
+                    simd_store(to + i - c, simd_read(row, x->dtype, i, chunk->columns));
+        }
+}
+
 static void load_chunk(const struct ssd_plan *plan, const struct ssd_chunk *chunk,
                        const struct ssd_scratch *scratch)
 {
     load_rows(plan, chunk, &plan->args->B, scratch->B);
     load_rows(plan, chunk, &plan->args->C, scratch->C);
+    load_x(plan, chunk, scratch);
     tile_pack_transposed(scratch->Bt, scratch->B, DTYPE_F32, plan->row, chunk->tokens, plan->args->state_dim);
     multiply_C_B(plan, chunk, scratch);
 }
@@ -293,7 +318,7 @@ static void write_outputs(const struct ssd_plan *plan, const struct ssd_chunk *c
                 .C = {.at = scratch->C + t * plan->row, .row_step = plan->row, .depth_step = 1},
                 .M = {.at = scratch->M + t * plan->width, .row_step = plan->width, .depth_step = 1},
                 .state = state + c * args->state_dim,
-                .x = scratch->x + c * chunk->tokens,
+                .x = get_x(plan, scratch, h) + c * chunk->tokens,
                 .state_dim = args->state_dim,
                 .tokens = t + rows,
                 .decays = scratch->decays + t,
@@ -325,9 +350,10 @@ SIMD_INLINE void update_block(int rows, int vectors, const struct state_update *
 /* x(t) *= weights(t), of all panels. */
 static void weigh_x(const struct ssd_chunk *chunk, float *x, const float *weights)
 {
-    for (int64_t i = 0; i < tile_panels(chunk->columns) * chunk->tokens; i++)
-        for (int v = 0; v < TILE_COLS; v += SIMD_WIDTH)
-            simd_store(x + i * TILE_COLS + v, simd_load(x + i * TILE_COLS + v) * weights[i % chunk->tokens]);
+    for (int64_t panel = 0; panel < tile_panels(chunk->columns); panel++)
+        for (int64_t t = 0; t < chunk->tokens; t++, x += TILE_COLS)
+            for (int v = 0; v < TILE_COLS; v += SIMD_WIDTH)
+                simd_store(x + v, simd_load(x + v) * weights[t]);
 }
 
 /* The state behind the chunk. x's panels are weighed in place. */
@@ -338,11 +364,11 @@ static void update_state(const struct ssd_plan *plan, const struct ssd_chunk *ch
     float *state = scratch->states + (size_t)h * plan->state_floats;
     int rows;
 
-    weigh_x(chunk, scratch->x, scratch->weights);
+    weigh_x(chunk, get_x(plan, scratch, h), scratch->weights);
     for (int64_t c = 0; c < chunk->columns; c += TILE_COLS)
         for (int64_t i = 0; i < n; i += rows) {
             struct state_update update = {.B = {.at = scratch->B + i, .row_step = 1, .depth_step = plan->row},
-                                          .x = scratch->x + c * chunk->tokens,
+                                          .x = get_x(plan, scratch, h) + c * chunk->tokens,
                                           .tokens = chunk->tokens,
                                           .factor = scratch->decays + chunk->tokens - 1};
             rows = tile_block_rows(n - i);
@@ -380,6 +406,7 @@ static void advance_state(const struct ssd_plan *plan, const struct ssd_chunk *c
     double before = first < 0 ? 0 : scratch->cums[first];
     vfloat decay = simd_exp2_decay(simd_set((float)(scratch->cums[last] - before)));
     float weights[CHUNK_TOKENS], factors[CHUNK_TOKENS];
+    const float *panels = get_x(plan, scratch, h);
 
     for (int t = first + 1; t <= last; t++) {
         vfloat passed = simd_exp2_decay(simd_set((float)(scratch->cums[last] - scratch->cums[t])));
@@ -389,7 +416,7 @@ static void advance_state(const struct ssd_plan *plan, const struct ssd_chunk *c
         for (int t = first + 1; t <= last; t++)
             factors[t] = weights[t] * scratch->B[t * plan->row + i];
         for (int64_t c = 0; c < columns; c += SIMD_WIDTH) {
-            const float *x = scratch->x + c / TILE_COLS * chunk->tokens * TILE_COLS + c % TILE_COLS;
+            const float *x = panels + c / TILE_COLS * chunk->tokens * TILE_COLS + c % TILE_COLS;
             vfloat sum = simd_read(from + i * dim, DTYPE_F32, c, columns) * decay;
             for (int t = first + 1; t <= last; t++)
                 sum += simd_load(x + t * TILE_COLS) * factors[t];
@@ -441,15 +468,11 @@ static int64_t find_row(const struct row_list *rows, int64_t start)
 static void scan_chunk(const struct ssd_plan *plan, const struct ssd_chunk *chunk,
                        const struct ssd_scratch *scratch)
 {
-    const struct ssd_scan_args *args = plan->args;
-    int64_t next = find_row(&args->state_rows, chunk->start);
+    int64_t next = find_row(&plan->args->state_rows, chunk->start);
 
     load_chunk(plan, chunk, scratch);
     compute_betas(plan, chunk, scratch);
     for (int h = 0; h < chunk->heads; h++) {
-        int64_t column = (int64_t)(chunk->first_head + h) * args->head_dim + chunk->first_column;
-        struct tensor x = tensor_cols(args->x, column, chunk->columns);
-        tile_pack(scratch->x, tensor_row(&x, chunk->start), x.dtype, x.stride, chunk->tokens, chunk->columns);
         compute_decays(plan, chunk, h, scratch);
         compute_M(plan, chunk, h, scratch);
         write_outputs(plan, chunk, h, scratch);

@@ -351,6 +351,19 @@ static enum status write_error(struct writer *w, const struct slot *slot, int er
                            w->folder, name, need, slot->unit, room);
 }
 
+/* Puts the segment and the room left in front of what `call` said. */
+static enum status with_place(const struct writer *w, const struct slot *slot, enum status call,
+                              struct error *error)
+{
+    char name[64], room[192];
+    if (call == STATUS_OK)
+        return call;
+    store_segment_name(slot->unit, name);
+    describe_room(w, room, sizeof room);
+    error_prefix(error, "%s/%s cannot be written (unit %" PRId64 "%s)", w->folder, name, slot->unit, room);
+    return call;
+}
+
 static void close_datasets(struct writer *w)
 {
     for (int64_t i = 0; i < w->layout->n_datasets; i++) {
@@ -391,7 +404,7 @@ static enum status begin_segment(struct writer *w, const struct slot *slot, stru
     TRY(files_name_temporary(w->segments, strrchr(name, '/') + 1, w->temporary, error));
     if (is_fault_due(WRITER_FAULT_CREATE))
         return error_set_errno(error, STATUS_RESOURCE, errno, "%s cannot be created", w->temporary);
-    return hdf5_create(w->temporary, &w->file, error);
+    return with_place(w, slot, hdf5_create(w->temporary, &w->file, error), error);
 }
 
 static enum status create_dataset(struct writer *w, int64_t dataset, int64_t chunk_rows, struct error *error)
@@ -406,7 +419,7 @@ static enum status write_chunk(struct writer *w, const struct slot *slot, struct
     const struct dataset *d = &w->layout->datasets[slot->dataset];
     hsize_t size[VALUE_MAX_AXES + 1], offset[VALUE_MAX_AXES + 1] = {(hsize_t)slot->first_row};
     if (written->id < 0)
-        TRY(create_dataset(w, slot->dataset, slot->chunk_rows, error));
+        TRY(with_place(w, slot, create_dataset(w, slot->dataset, slot->chunk_rows, error), error));
     segment_get_shape(d, slot->first_row + slot->n_rows, size);
     if (is_fault_due(WRITER_FAULT_CHUNK))
         return write_error(w, slot, errno, slot->out_bytes, error);
@@ -501,7 +514,7 @@ static enum status finish_segment(struct writer *w, const struct slot *slot, str
     }
     done->record.n_rows = rows;
     enum status status;
-    TRY_ELSE(write_rest(w, slot, error), failed);
+    TRY_ELSE(with_place(w, slot, write_rest(w, slot, error), error), failed);
     TRY_ELSE(close_file(w, slot, error), failed);
     TRY_ELSE(publish_file(w, slot, &done->record, error), failed);
     fill_record(w, slot, &done->record);

@@ -225,36 +225,102 @@ void plan_free(struct plan *plan)
 
 /* ---------------------------------------------------------------- the bill */
 
-static enum status count_sequence(const struct plan *plan, struct corpus *corpus, int64_t index,
-                                  bool needs_ids, int32_t *buffer, int64_t *rows, struct error *error)
+/* Scratch for one sequence: its ids and its chosen positions. */
+struct chooser {
+    int32_t *ids, *positions; /* [context] each */
+    bool needs_ids;
+};
+
+static enum status chooser_init(struct chooser *c, const struct plan *plan, struct error *error)
 {
-    struct sequence s;
-    int64_t longest = at_least(plan->limits.max_tokens, plan->job->corpus.context);
-    int32_t *ids = buffer, *positions = buffer + longest;
-    if (needs_ids)
-        TRY(corpus_read(corpus, index, &s, ids, error));
-    else
-        TRY(corpus_describe(corpus, index, &s, error));
-    for (int64_t c = 0; c < plan->captures.n; c++)
-        rows[c] += capture_select(&plan->captures.list[c].spec->positions, index, ids, s.length, positions);
+    void *buffer;
+    size_t longest = (size_t)at_least(plan->limits.max_tokens, plan->job->corpus.context);
+    TRY(memory_allocate_array(&buffer, 2 * longest, sizeof(int32_t), "counting rows", error));
+    *c = (struct chooser){.ids = buffer, .positions = (int32_t *)buffer + longest};
+    for (int64_t i = 0; i < plan->captures.n; i++)
+        c->needs_ids |= plan->captures.list[i].spec->positions.n_skip_ids > 0;
     return STATUS_OK;
+}
+
+static void chooser_fini(struct chooser *c)
+{
+    memory_free(c->ids);
+}
+
+static enum status look_at(const struct chooser *c, struct corpus *corpus, int64_t index, struct sequence *s,
+                           struct error *error)
+{
+    return c->needs_ids ? corpus_read(corpus, index, s, c->ids, error)
+                        : corpus_describe(corpus, index, s, error);
+}
+
+static int64_t choose(const struct chooser *c, const struct plan *plan, int64_t capture,
+                      const struct sequence *s)
+{
+    return capture_select(&plan->captures.list[capture].spec->positions, s->index, c->ids, s->length,
+                          c->positions);
+}
+
+/* Adds the rows of sequences [first, last) to rows[n_captures]. */
+static enum status count_rows(const struct plan *plan, struct corpus *corpus, int64_t first, int64_t last,
+                              int64_t *rows, struct error *error)
+{
+    struct chooser chooser;
+    TRY(chooser_init(&chooser, plan, error));
+    enum status status = STATUS_OK;
+    for (int64_t i = first; i < last && status == STATUS_OK; i++) {
+        struct sequence s;
+        status = look_at(&chooser, corpus, i, &s, error);
+        for (int64_t c = 0; c < plan->captures.n && status == STATUS_OK; c++)
+            rows[c] += choose(&chooser, plan, c, &s);
+    }
+    chooser_fini(&chooser);
+    return status;
 }
 
 enum status plan_count_rows(const struct plan *plan, struct corpus *corpus, int64_t *rows,
                             struct error *error)
 {
-    bool needs_ids = false;
-    for (int64_t c = 0; c < plan->captures.n; c++) {
-        needs_ids |= plan->captures.list[c].spec->positions.n_skip_ids > 0;
-        rows[c] = 0;
+    memset(rows, 0, (size_t)plan->captures.n * sizeof *rows);
+    return count_rows(plan, corpus, 0, plan->n_sequences, rows, error);
+}
+
+enum status plan_unit_bytes(const struct plan *plan, struct corpus *corpus, int64_t unit, int64_t *bytes,
+                            struct error *error)
+{
+    void *memory;
+    int64_t first = plan->unit_start[unit], last = plan->unit_start[unit + 1], total = 0;
+    TRY(memory_allocate_array(&memory, (size_t)plan->captures.n, sizeof(int64_t), "counting rows", error));
+    int64_t *rows = memory;
+    enum status status = count_rows(plan, corpus, first, last, rows, error);
+    for (int64_t i = 0; i < plan->layout.n_datasets; i++) {
+        const struct dataset *d = &plan->layout.datasets[i];
+        total += d->row_bytes * (d->rows == ROWS_OF_SEQUENCES ? last - first : rows[d->capture]);
     }
-    void *buffer;
-    int64_t longest = at_least(plan->limits.max_tokens, plan->job->corpus.context);
-    TRY(memory_allocate_array(&buffer, 2 * (size_t)longest, sizeof(int32_t), "counting rows", error));
+    memory_free(memory);
+    *bytes = total;
+    return status;
+}
+
+enum status plan_find_row(const struct plan *plan, struct corpus *corpus, int64_t unit, int64_t capture,
+                          int64_t row, struct sequence *sequence, int64_t *position, struct error *error)
+{
+    struct chooser chooser;
+    TRY(chooser_init(&chooser, plan, error));
     enum status status = STATUS_OK;
-    for (int64_t i = 0; i < plan->n_sequences && status == STATUS_OK; i++)
-        status = count_sequence(plan, corpus, i, needs_ids, buffer, rows, error);
-    memory_free(buffer);
+    *sequence = (struct sequence){.index = -1};
+    for (int64_t i = plan->unit_start[unit]; i < plan->unit_start[unit + 1] && status == STATUS_OK; i++) {
+        struct sequence s;
+        status = look_at(&chooser, corpus, i, &s, error);
+        int64_t n = status == STATUS_OK ? choose(&chooser, plan, capture, &s) : 0;
+        if (row < n) {
+            *sequence = s;
+            *position = chooser.positions[row];
+            break;
+        }
+        row -= n;
+    }
+    chooser_fini(&chooser);
     return status;
 }
 

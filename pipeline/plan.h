@@ -39,6 +39,15 @@ void plan_free(struct plan *plan); /* NULL is fine */
 enum status plan_count_rows(const struct plan *plan, struct corpus *corpus, int64_t *rows,
                             struct error *error);
 
+/* Whose row it is: the sequence, and the position in it, of row `row` of a capture in a unit. Reads the
+ * unit's sequences anew. *sequence is -1 where the unit has no such row. */
+enum status plan_find_row(const struct plan *plan, struct corpus *corpus, int64_t unit, int64_t capture,
+                          int64_t row, struct sequence *sequence, int64_t *position, struct error *error);
+
+/* Raw bytes that a unit's tokens come to at most, positions chosen as the captures say. */
+enum status plan_unit_bytes(const struct plan *plan, struct corpus *corpus, int64_t unit, int64_t *bytes,
+                            struct error *error);
+
 /* Raw bytes of a capture's column over the job, given the capture's rows. */
 int64_t plan_column_bytes(const struct plan *plan, const struct column *column, int64_t capture_rows);
 

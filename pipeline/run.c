@@ -1,5 +1,6 @@
 #include "pipeline/run.h"
 
+#include "engine/json.h"
 #include "engine/safetensors.h"
 #include "kernels/base/log.h"
 #include "kernels/base/memory.h"
@@ -17,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 /* Between looks for signals, stops and time limits. */
@@ -49,6 +51,7 @@ struct job_run {
     double start_s, time_limit_s;
     double forward_s, write_s; /* in the forward (rows put into chunks included), waiting for the writer */
     int64_t n_tokens;
+    double bytes, raw_bytes; /* of segments that this rank committed */
     pthread_t attendant;
     atomic_bool attending;
 };
@@ -96,7 +99,8 @@ static enum status open_store(struct job_run *run, struct error *error)
 static enum status open_replica(struct job_run *run, struct error *error)
 {
     struct writer_options options = {.folder = run->job->store_path,
-                                     .n_threads = device_writer_threads(run->n_threads)};
+                                     .n_threads = device_writer_threads(run->n_threads),
+                                     .stop_on_nonfinite = run->job->stop_on_nonfinite};
     double start = clock_seconds();
     TRY(writer_create(&run->plan->layout, &options, &run->writer, error));
     watch_connect(run->watch, run->backend, run->writer);
@@ -219,8 +223,11 @@ static enum status collect_records(struct job_run *run, bool wait, struct error 
     for (bool have = true; have;) {
         struct segment_record record;
         TRY(writer_collect(run->writer, wait, &record, &have, error));
-        if (have)
-            ranks_report(run->ranks, &record);
+        if (!have)
+            break;
+        run->bytes += (double)record.bytes;
+        run->raw_bytes += (double)record.raw_bytes;
+        ranks_report(run->ranks, &record);
     }
     return STATUS_OK;
 }
@@ -240,6 +247,49 @@ static enum status run_batch(struct job_run *run, const struct batch *batch, con
     return STATUS_OK;
 }
 
+/* Before a unit: whether the file system has room for it, at the ratio of raw bytes to bytes that segments
+ * came to so far. A check, not a promise: others write too, and the writer reports a disk that fills up all
+ * the same. */
+static enum status check_room(struct job_run *run, int64_t unit, struct error *error)
+{
+    struct statvfs fs;
+    int64_t raw;
+    if (statvfs(run->job->store_path, &fs) != 0)
+        return STATUS_OK;
+    TRY(plan_unit_bytes(run->plan, run->corpus, unit, &raw, error));
+    double need = (double)raw * (run->raw_bytes > 0 ? run->bytes / run->raw_bytes : 1.0);
+    double left = (double)fs.f_bavail * (double)fs.f_frsize;
+    if (need <= left)
+        return STATUS_OK;
+    return error_set(
+        error, STATUS_RESOURCE,
+        "%s: the file system is full: unit %lld needs about %.1f MB and %.1f MB are left; what is committed "
+        "is whole, and the same command goes on once there is room",
+        run->job->store_path, (long long)unit, need * 1e-6, left * 1e-6);
+}
+
+/* Puts the document and the position of the element that stopped the job into the sentence. */
+static void name_nonfinite(struct job_run *run, struct error *error)
+{
+    struct writer_place place;
+    struct sequence s = {.index = -1};
+    struct error ignored = {0};
+    int64_t position = -1;
+    if (!writer_find_nonfinite(run->writer, &place))
+        return;
+    const struct dataset *d = &run->plan->layout.datasets[place.dataset];
+    if (d->rows == ROWS_OF_CAPTURE)
+        plan_find_row(run->plan, run->corpus, place.unit, d->capture, place.row, &s, &position, &ignored);
+    else
+        corpus_describe(run->corpus, run->plan->unit_start[place.unit] + place.row, &s, &ignored);
+    if (position >= 0)
+        error_prefix(error, "run.on_nonfinite is \"stop\": document %lld, position %lld of its sequence %lld",
+                     (long long)s.document, (long long)position, (long long)s.index);
+    else
+        error_prefix(error, "run.on_nonfinite is \"stop\": document %lld, sequence %lld",
+                     (long long)s.document, (long long)s.index);
+}
+
 /* *dropped: the unit was abandoned because all stop. */
 static enum status run_unit(struct job_run *run, int64_t unit, bool *dropped, struct error *error)
 {
@@ -247,6 +297,7 @@ static enum status run_unit(struct job_run *run, int64_t unit, bool *dropped, st
     double start = clock_seconds();
     int64_t tokens = 0;
     *dropped = false;
+    TRY(check_room(run, unit, error));
     batches_begin(run->batches, unit);
     TRY(writer_begin(run->writer, unit, plan->unit_start[unit], error));
     for (;;) {
@@ -310,6 +361,31 @@ static cJSON *summarize(struct job_run *run, enum status status, const double *s
     return json;
 }
 
+/* What of the numbers is odd: said once, at the end. */
+static void say_oddities(const char *folder)
+{
+    char path[4096];
+    cJSON *manifest = NULL;
+    double n_nonfinite = 0, n_overflow = 0;
+    const cJSON *entry;
+    snprintf(path, sizeof path, "%s/store.json", folder);
+    if (json_read_file(path, STATUS_INPUT, &manifest, NULL) != STATUS_OK)
+        return;
+    cJSON_ArrayForEach(entry, cJSON_GetObjectItemCaseSensitive(manifest, "statistics"))
+    {
+        double value;
+        if (json_get_number(cJSON_GetObjectItemCaseSensitive(entry, "n_nonfinite"), &value))
+            n_nonfinite += value;
+        if (json_get_number(cJSON_GetObjectItemCaseSensitive(entry, "n_overflow"), &value))
+            n_overflow += value;
+    }
+    cJSON_Delete(manifest);
+    if (n_overflow > 0)
+        log_warning("%.0f elements overflowed when stored as float16", n_overflow);
+    if (n_nonfinite > 0)
+        log_warning("%.0f elements are not finite; actdump info says where the first ones are", n_nonfinite);
+}
+
 static void say_summary(const cJSON *json, const struct job_run *run)
 {
     double bytes = cJSON_GetObjectItem(json, "bytes")->valuedouble;
@@ -342,6 +418,7 @@ static enum status close_store(struct job_run *run, enum status outcome, const d
     TRY(store_write(store, NULL, error));
     TRY(index_build(store->folder, error));
     say_summary(store->summary, run);
+    say_oddities(store->folder);
     return STATUS_OK;
 }
 
@@ -379,7 +456,8 @@ static enum status work(struct job_run *run, struct error *error)
         ranks_join(run->ranks);
         return error_set(error, mine.status, "%s", mine.text);
     }
-    run_units(run, &mine);
+    if (run_units(run, &mine) != STATUS_OK)
+        name_nonfinite(run, &mine);
     finish(run, &mine);
     return mine.status == STATUS_OK ? STATUS_OK : error_set(error, mine.status, "%s", mine.text);
 }

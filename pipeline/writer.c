@@ -64,6 +64,7 @@ struct writer {
     int n_threads;
 
     /* the caller's */
+    bool stop_on_nonfinite;
     bool has_unit;
     int64_t unit, first_sequence;
     struct filling *filling; /* [n_datasets] */
@@ -79,6 +80,8 @@ struct writer {
     int64_t n_pending; /* units finished by the caller and not yet committed */
     struct done *first_done, *last_done;
     double waited_s, compressed_s, wrote_s;
+    bool met_nonfinite;
+    struct writer_place nonfinite;
 
     /* the HDF5 thread's */
     struct written *written; /* [n_datasets] */
@@ -413,6 +416,19 @@ static enum status create_dataset(struct writer *w, int64_t dataset, int64_t chu
                                   &w->written[dataset].id, error);
 }
 
+static enum status refuse_nonfinite(struct writer *w, const struct slot *slot, struct error *error)
+{
+    const struct statistics *s = &slot->statistics;
+    pthread_mutex_lock(&w->lock);
+    w->met_nonfinite = true;
+    w->nonfinite =
+        (struct writer_place){.unit = slot->unit, .dataset = slot->dataset, .row = s->first_nonfinite_row};
+    pthread_mutex_unlock(&w->lock);
+    return error_set(error, STATUS_INPUT,
+                     "%s: an element is not finite, first in row %" PRId64 " of the unit",
+                     w->layout->datasets[slot->dataset].path, s->first_nonfinite_row);
+}
+
 static enum status write_chunk(struct writer *w, const struct slot *slot, struct error *error)
 {
     struct written *written = &w->written[slot->dataset];
@@ -428,9 +444,11 @@ static enum status write_chunk(struct writer *w, const struct slot *slot, struct
         return write_error(w, slot, 0, slot->out_bytes, error);
     written->n_rows += slot->n_rows;
     w->chunk_bytes_written += (int64_t)slot->out_bytes;
-    if (layout_has_statistics(d))
-        statistics_merge(&written->statistics, &slot->statistics);
-    return STATUS_OK;
+    if (!layout_has_statistics(d))
+        return STATUS_OK;
+    statistics_merge(&written->statistics, &slot->statistics);
+    return w->stop_on_nonfinite && slot->statistics.n_nonfinite > 0 ? refuse_nonfinite(w, slot, error)
+                                                                    : STATUS_OK;
 }
 
 /* What follows the chunks: datasets that got no row, statistics, the file's own attributes. */
@@ -638,6 +656,7 @@ enum status writer_create(const struct layout *layout, const struct writer_optio
     struct writer *w = memory;
     w->layout = layout;
     w->n_threads = options->n_threads;
+    w->stop_on_nonfinite = options->stop_on_nonfinite;
     w->n_slots = count_slots(options->n_threads);
     w->file = H5I_INVALID_HID;
     enum status status = STATUS_OK;
@@ -881,6 +900,16 @@ enum status writer_collect(struct writer *w, bool wait, struct segment_record *r
         *record = done->record;
     free(done);
     return STATUS_OK;
+}
+
+bool writer_find_nonfinite(struct writer *w, struct writer_place *out)
+{
+    pthread_mutex_lock(&w->lock);
+    bool met = w->met_nonfinite;
+    if (met)
+        *out = w->nonfinite;
+    pthread_mutex_unlock(&w->lock);
+    return met;
 }
 
 void writer_times(const struct writer *w, double *waited_s, double *compressed_s, double *wrote_s)

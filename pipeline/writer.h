@@ -30,8 +30,9 @@ struct segment_record {
 void segment_record_fini(struct segment_record *record);
 
 struct writer_options {
-    const char *folder; /* the store's; segments/ is in it and exists. Borrowed */
-    int n_threads;      /* compression workers, at least 1 */
+    const char *folder;     /* the store's; segments/ is in it and exists. Borrowed */
+    int n_threads;          /* compression workers, at least 1 */
+    bool stop_on_nonfinite; /* an element that is not finite is a failure (STATUS_INPUT) */
 };
 
 /* Borrows layout until writer_destroy. Returns owned at *out. */
@@ -61,6 +62,12 @@ void writer_abandon(struct writer *writer);
  * pending (wait true). The record is owned by the caller. */
 enum status writer_collect(struct writer *writer, bool wait, struct segment_record *record, bool *have,
                            struct error *error);
+/* Where stop_on_nonfinite met the first such element: its unit, dataset and row in the unit. False where it
+ * met none. */
+struct writer_place {
+    int64_t unit, dataset, row;
+};
+bool writer_find_nonfinite(struct writer *writer, struct writer_place *out);
 /* Seconds that the caller waited for workers, and that workers and the HDF5 thread worked. */
 void writer_times(const struct writer *writer, double *waited_s, double *compressed_s, double *wrote_s);
 

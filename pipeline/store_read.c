@@ -12,8 +12,11 @@
 #define MOST_CHUNK_BYTES UINT32_MAX
 #define MOST_ROWS (INT64_C(1) << 48)
 #define MOST_AXIS (INT64_C(1) << 32)
-#define MOST_ROW_BYTES (INT64_C(1) << 40)
+#define MOST_ROW_BYTES MOST_CHUNK_BYTES /* a chunk is a row at least */
 #define MOST_DATASETS 65536
+
+/* Room for a string of the file's as messages show it. */
+enum { QUOTE_BYTES = 96 };
 
 /* Where the reader is: for messages, and for what it fills. */
 struct reading {
@@ -41,6 +44,15 @@ static enum status get_child(const struct json_object *o, const char *key, bool 
                      item == NULL ? "missing" : json_describe(item, found, sizeof found), wanted);
 }
 
+/* A string that is not what it must be. */
+static enum status refuse(const struct json_object *o, const char *key, const char *found,
+                          const char *expected, struct error *error)
+{
+    char quoted[QUOTE_BYTES];
+    return error_set(error, STATUS_INPUT, "%s: %s%s%s is %s, expected %s", o->source, o->where,
+                     o->where[0] == '\0' ? "" : ".", key, json_quote(found, quoted, sizeof quoted), expected);
+}
+
 static bool is_object(const cJSON *item)
 {
     return cJSON_IsObject(item);
@@ -63,13 +75,16 @@ static bool is_object_or_null(const cJSON *item)
 
 /* ---------------------------------------------------------------- the layout */
 
+/* What paths, and what layouts, are written in. */
+static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.- ";
+static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-/";
+
 /* The names that a job file may give. */
 static bool is_capture_name(const char *name)
 {
-    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-";
     size_t n = strlen(name);
-    return n > 0 && n < 64 && strspn(name, allowed) == n && strspn(name, ".") < n &&
-           strcmp(name, "sequences") != 0 && strcmp(name, "statistics") != 0;
+    return n > 0 && n < 64 && strspn(name, allowed) == n && strchr(name, '/') == NULL &&
+           strspn(name, ".") < n && strcmp(name, "sequences") != 0 && strcmp(name, "statistics") != 0;
 }
 
 static enum status read_captures(struct reading *in, const cJSON *captures, struct error *error)
@@ -111,11 +126,12 @@ static enum status read_axes(struct reading *in, const struct json_object *o, co
     const cJSON *shape = NULL, *size;
     TRY(get_child(o, "shape", is_array, "an array", &shape, error));
     char *name = in->names, *rest = NULL;
+    if (strlen(text) >= LAYOUT_TEXT_BYTES || text[strspn(text, plain)] != '\0')
+        return refuse(o, "layout", text, "names of axes", error);
     in->names += sprintf(name, "%s", text) + 1; /* the pool has room for all layouts */
     char *first = strtok_r(name, " ", &rest);
     if (first == NULL || (strcmp(first, "row") != 0 && strcmp(first, "sequence") != 0))
-        return error_set(error, STATUS_INPUT, "%s: %s.layout is \"%.80s\", expected row or sequence first",
-                         in->source, o->where, text);
+        return refuse(o, "layout", text, "row or sequence first", error);
     d->rows = strcmp(first, "row") == 0 ? ROWS_OF_CAPTURE : ROWS_OF_SEQUENCES;
     d->width = 1;
     cJSON_ArrayForEach(size, shape)
@@ -123,10 +139,9 @@ static enum status read_axes(struct reading *in, const struct json_object *o, co
         char *axis = strtok_r(NULL, " ", &rest);
         int64_t n;
         if (axis == NULL || d->n_axes == VALUE_MAX_AXES)
-            return error_set(error, STATUS_INPUT,
-                             "%s: %s.shape has more sizes than the layout \"%.80s\" names", in->source,
-                             o->where, text);
-        if (!json_get_integer(size, &n) || n < 1 || n > MOST_AXIS || n > MOST_ROW_BYTES / 8 / d->width)
+            return error_set(error, STATUS_INPUT, "%s: %s.shape has more sizes than the layout \"%s\" names",
+                             in->source, o->where, text);
+        if (!json_get_integer(size, &n) || n < 1 || n > MOST_AXIS || n > MOST_ROW_BYTES / d->width)
             return error_set(error, STATUS_INPUT, "%s: %s.shape[%d] is no size", in->source, o->where,
                              d->n_axes);
         d->axis_names[d->n_axes] = axis;
@@ -134,7 +149,7 @@ static enum status read_axes(struct reading *in, const struct json_object *o, co
         d->width *= n;
     }
     if (strtok_r(NULL, " ", &rest) != NULL)
-        return error_set(error, STATUS_INPUT, "%s: %s.shape has fewer sizes than the layout \"%.80s\" names",
+        return error_set(error, STATUS_INPUT, "%s: %s.shape has fewer sizes than the layout \"%s\" names",
                          in->source, o->where, text);
     return STATUS_OK;
 }
@@ -146,9 +161,7 @@ static enum status read_dtype(const struct json_object *o, const char *key, enum
     TRY(json_get_string(o, key, true, &name, error));
     if (dtype_parse(name, out))
         return STATUS_OK;
-    return error_set(error, STATUS_INPUT,
-                     "%s: %s.%s is \"%.40s\", expected float32, bfloat16, float16, int32 or int64", o->source,
-                     o->where, key, name);
+    return refuse(o, key, name, "float32, bfloat16, float16, int32 or int64", error);
 }
 
 /* A table: /sequences/<name> or /<capture>/rows/<name>. */
@@ -176,16 +189,14 @@ static enum status read_value(const struct json_object *o, const struct layout *
     char name[128], path[sizeof d->path + 32];
     snprintf(name, sizeof name, "%s%s%s", host, host[0] == '\0' ? "" : "/", value);
     if (!catalogue_find(name, &d->value))
-        return error_set(error, STATUS_INPUT, "%s: %s names the value \"%.80s\", which there is not",
-                         o->source, o->where, name);
+        return refuse(o, "value", name, "a value that there is", error);
     d->is_value = true;
     if (d->layer < 0)
         snprintf(path, sizeof path, "%s/%s", layout->capture_names[d->capture], name);
     else
         snprintf(path, sizeof path, "%s/layers/%d/%s", layout->capture_names[d->capture], d->layer, name);
     if (strcmp(path, d->path) != 0 || value_is_per_layer(d->value) != (d->layer >= 0))
-        return error_set(error, STATUS_INPUT, "%s: %s.path is \"%.100s\", expected \"%.100s\"", o->source,
-                         o->where, d->path, path);
+        return refuse(o, "path", d->path, path, error);
     return read_dtype(o, "load_dtype", &d->load_dtype, error);
 }
 
@@ -195,8 +206,9 @@ static enum status read_identity(const struct json_object *o, const struct layou
     const char *path, *capture = NULL, *value, *host;
     int64_t layer = -1;
     TRY(json_get_string(o, "path", true, &path, error));
-    if ((size_t)snprintf(d->path, sizeof d->path, "%s", path) >= sizeof d->path)
-        return error_set(error, STATUS_INPUT, "%s: %s.path is too long", o->source, o->where);
+    if (path[strspn(path, allowed)] != '\0' || strlen(path) >= sizeof d->path)
+        return refuse(o, "path", path, "groups and a name", error);
+    snprintf(d->path, sizeof d->path, "%s", path);
     TRY(json_get_string(o, "capture", false, &capture, error));
     TRY(json_get_string(o, "value", true, &value, error));
     TRY(json_get_string(o, "host", true, &host, error));
@@ -204,8 +216,7 @@ static enum status read_identity(const struct json_object *o, const struct layou
     d->layer = (int)layer;
     d->capture = capture == NULL ? -1 : (int)find_capture(layout, capture);
     if (capture != NULL && d->capture < 0)
-        return error_set(error, STATUS_INPUT, "%s: %s.capture is \"%.64s\", which is not among the captures",
-                         o->source, o->where, capture);
+        return refuse(o, "capture", capture, "one of the captures", error);
     char rows[96];
     snprintf(rows, sizeof rows, "%s/rows/", capture == NULL ? "" : capture);
     if (capture == NULL || strncmp(path, rows, strlen(rows)) == 0)
@@ -230,9 +241,7 @@ static enum status read_dataset(struct reading *in, const cJSON *item, int64_t i
     TRY(read_dtype(&o, "dtype", &d->dtype, error));
     d->source_dtype = d->load_dtype = d->dtype;
     d->row_bytes = d->width * (int64_t)dtype_size(d->dtype);
-    TRY(json_get_int(&o, "chunk_rows", true, 1,
-                     MOST_CHUNK_BYTES / d->row_bytes > 0 ? MOST_CHUNK_BYTES / d->row_bytes : 1,
-                     &d->chunk_rows, error));
+    TRY(json_get_int(&o, "chunk_rows", true, 1, MOST_CHUNK_BYTES / d->row_bytes, &d->chunk_rows, error));
     TRY(read_identity(&o, &in->store->layout, d, error));
     for (int64_t i = 0; i < index; i++)
         if (strcmp(in->store->layout.datasets[i].path, d->path) == 0)
@@ -356,8 +365,7 @@ static enum status read_checksum(const struct json_object *o, uint64_t *out, str
     const char *text;
     TRY(json_get_string(o, "checksum", true, &text, error));
     if (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
-        return error_set(error, STATUS_INPUT, "%s: %s.checksum is \"%.40s\", expected 16 hexadecimal digits",
-                         o->source, o->where, text);
+        return refuse(o, "checksum", text, "16 hexadecimal digits", error);
     *out = strtoull(text, NULL, 16);
     return STATUS_OK;
 }
@@ -383,8 +391,7 @@ static enum status read_segment(struct reading *in, const cJSON *item, int64_t i
     TRY(json_get_string(&o, "file", true, &file, error));
     store_segment_name(unit, name);
     if (strcmp(file, name) != 0)
-        return error_set(error, STATUS_INPUT, "%s: %s.file is \"%.80s\", expected \"%s\" for unit %" PRId64,
-                         in->source, where, file, name, unit);
+        return refuse(&o, "file", file, name, error);
     TRY(memory_allocate_array(&memory, (size_t)store->layout.n_captures, sizeof(int64_t), "a segment's rows",
                               error));
     r->n_rows = memory;
@@ -427,8 +434,7 @@ static enum status read_index(struct reading *in, const struct json_object *top,
     TRY(json_check_keys(&o, keys, error));
     TRY(get_child(&o, "file", is_string, "a string", &file, error));
     if (strcmp(file->valuestring, "store.h5") != 0)
-        return error_set(error, STATUS_INPUT, "%s: index.file is \"%.80s\", expected \"store.h5\"",
-                         in->source, file->valuestring);
+        return refuse(&o, "file", file->valuestring, "store.h5", error);
     TRY(json_get_int(&o, "bytes", true, 1, INT64_C(1) << 50, &in->store->index_bytes, error));
     return read_checksum(&o, &in->store->index_checksum, error);
 }
@@ -445,8 +451,7 @@ static enum status check_version(const struct reading *in, const struct json_obj
                          in->source, version, STORE_VERSION);
     TRY(json_get_string(top, "kind", true, &kind, error));
     if (strcmp(kind, "actdump store") != 0)
-        return error_set(error, STATUS_INPUT, "%s: kind is \"%.40s\", expected \"actdump store\"", in->source,
-                         kind);
+        return refuse(top, "kind", kind, "\"actdump store\"", error);
     return STATUS_OK;
 }
 

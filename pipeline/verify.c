@@ -18,6 +18,9 @@ static void say(struct verify *v, const char *prefix, const char *where, const c
 {
     char sentence[2304];
     snprintf(sentence, sizeof sentence, "%s%s: %s", prefix, where, text);
+    for (char *c = sentence; *c != '\0'; c++) /* names and attributes of files are not ours */
+        if ((unsigned char)*c < ' ' || *c == 127)
+            *c = '?';
     v->report(v->context, sentence);
 }
 

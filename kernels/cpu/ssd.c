@@ -254,6 +254,20 @@ static void compute_decays(const struct ssd_plan *plan, const struct ssd_chunk *
     }
 }
 
+/* cum(t) - cum(s) for the vector of tokens from s on. Where t is among them the two may be large and close:
+ * float64 then. Otherwise the difference is summed of two of one sign, and is as good as float32 can be.
+ * Tokens past t get anything. */
+SIMD_INLINE vfloat get_exponents(const struct ssd_scratch *scratch, int t, int s)
+{
+    float lanes[SIMD_WIDTH];
+
+    if (t >= s + SIMD_WIDTH)
+        return simd_load(scratch->tails + s) + (float)(scratch->cums[t] - scratch->cums[s + SIMD_WIDTH - 1]);
+    for (int i = 0; i < SIMD_WIDTH; i++)
+        lanes[i] = (float)(scratch->cums[t] - scratch->cums[s + i]);
+    return simd_load(lanes);
+}
+
 /* M(t, s) = exp(cum(t) - cum(s)) beta(s) G(t, s), with D on the diagonal and 0 right of it as far as products
  * read. */
 static void compute_M(const struct ssd_plan *plan, const struct ssd_chunk *chunk, int h,
@@ -265,8 +279,7 @@ static void compute_M(const struct ssd_plan *plan, const struct ssd_chunk *chunk
         const float *G = scratch->G + t * plan->width;
         float *M = scratch->M + t * plan->width;
         for (int s = 0; s <= t; s += SIMD_WIDTH) {
-            vfloat beyond = simd_set((float)(scratch->cums[t] - scratch->cums[s + SIMD_WIDTH - 1]));
-            vfloat decay = simd_exp2_decay(simd_load(scratch->tails + s) + beyond);
+            vfloat decay = simd_exp2_decay(get_exponents(scratch, t, s));
             simd_store(M + s, decay * simd_load(betas + s) * simd_load(G + s));
         }
         M[t] += plan->args->D[chunk->first_head + h];

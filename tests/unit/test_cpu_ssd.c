@@ -177,7 +177,7 @@ static double tolerance(const double *reference, int64_t n, int state_dim)
 
     for (int64_t i = 0; i < n; i++)
         power += reference[i] * reference[i];
-    return 1e-5 * (1 + sqrt(power / (double)n)) * (1 + sqrt(state_dim) / 32);
+    return 6e-6 * (1 + sqrt(power / (double)n)) * (1 + sqrt(state_dim) / 32);
 }
 
 static void ssd_case_run(struct backend *b, const struct ssd_case *c)

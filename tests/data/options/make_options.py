@@ -35,7 +35,7 @@ CASES = {
     "mamba-bf16-stream": dict(make=lambda: fixtures.mamba(**SMALL, hidden_size=16, state_size=4,
                                                           residual_in_fp32=False, num_hidden_layers=2,
                                                           conv_kernel=5), dtype="bfloat16",
-                              lengths=[12] * 6),  # enough of them for root mean squares to mean something
+                              lengths=[9] * 12),  # enough of them for root mean squares to mean something
     "mamba-f16": dict(make=lambda: fixtures.mamba(**SMALL, num_hidden_layers=1), dtype="float16"),
     # attention and mixture in one block, one key/value head, biases where there were none and the other way round
     "jamba-mixed": dict(make=lambda: fixtures.jamba(

@@ -622,6 +622,317 @@ static void test_carry_over_short_windows(void **state)
         check_carry(float32_cases[i], want_everything, lengths, 5, windows, 2);
 }
 
+/* ---- identities, in float64 over what was captured ---- */
+
+static const float *row_of(const struct keeper *k, enum value_id value, int layer, int64_t row)
+{
+    const struct kept *site = keeper_get(k, value, layer);
+    return site->data == NULL ? NULL : site->data + row * site->width;
+}
+
+static double element(const float *row, int64_t i)
+{
+    return row == NULL ? 0 : (double)row[i];
+}
+
+static void check_number(const char *what, int layer, int64_t row, double found, double expected,
+                         double scale)
+{
+    if (!(fabs(found - expected) <= 2e-5 * (scale + fabs(expected))))
+        fail_msg("layer %d row %lld: %s %.9g, expected %.9g", layer, (long long)row, what, found, expected);
+}
+
+/* layer_input + attention_output + mlp_output == layer_output; layer_mid in between. */
+static void check_stream(const struct keeper *k, int layer, int64_t row)
+{
+    const float *in = row_of(k, VALUE_LAYER_INPUT, layer, row),
+                *out = row_of(k, VALUE_LAYER_OUTPUT, layer, row);
+    const float *mid = row_of(k, VALUE_LAYER_MID, layer, row), *mlp = row_of(k, VALUE_MLP_OUTPUT, layer, row);
+    const float *linear = row_of(k, VALUE_LINEAR_OUTPUT, layer, row);
+    const float *attention = row_of(k, VALUE_ATTN_OUTPUT, layer, row);
+    double scale = row_scale(out, k->model->hidden_size);
+    for (int64_t i = 0; i < k->model->hidden_size; i++) {
+        double sum = (double)in[i] + element(linear, i) + element(attention, i);
+        if (mid != NULL)
+            check_number("layer_mid", layer, row, (double)mid[i], sum, scale);
+        check_number("layer_output", layer, row, (double)out[i], sum + element(mlp, i), scale);
+        if (layer + 1 < k->model->n_layers)
+            check_number("the next layer_input", layer, row,
+                         (double)row_of(k, VALUE_LAYER_INPUT, layer + 1, row)[i], (double)out[i], 0);
+    }
+}
+
+static void check_mixture(const struct keeper *k, int layer, int64_t row)
+{
+    const struct model *m = k->model;
+    const float *slots = row_of(k, VALUE_EXPERT_OUTPUTS, layer, row),
+                *sum = row_of(k, VALUE_ROUTED_OUTPUT, layer, row);
+    const float *shared = row_of(k, VALUE_SHARED_EXPERT_OUTPUT, layer, row);
+    const float *mlp = row_of(k, VALUE_MLP_OUTPUT, layer, row);
+    const float *weights = row_of(k, VALUE_EXPERT_WEIGHTS, layer, row);
+    const float *indices = row_of(k, VALUE_EXPERT_INDICES, layer, row);
+    const float *logits = row_of(k, VALUE_ROUTER_LOGITS, layer, row);
+    double scale = row_scale(mlp, m->hidden_size), total = 0;
+    for (int64_t i = 0; i < m->hidden_size; i++) {
+        double routed = 0;
+        for (int j = 0; j < m->top_k; j++)
+            routed += (double)slots[j * m->hidden_size + i];
+        check_number("routed_output", layer, row, (double)sum[i], routed * (double)m->routed_scale, scale);
+        check_number("mlp_output", layer, row, (double)mlp[i], (double)sum[i] + element(shared, i), scale);
+    }
+    for (int j = 0; j < m->top_k; j++) {
+        total += (double)weights[j];
+        assert_in_range((int)indices[j], 0, m->n_experts - 1);
+        for (int other = 0; other < j; other++)
+            assert_true(indices[j] != indices[other]);
+    }
+    if (m->router_sigmoid) {
+        check_number("the weights' sum", layer, row, total, 1, 0);
+    } else { /* the softmax's share of the chosen, in falling order */
+        double all = 0, chosen = 0;
+        for (int e = 0; e < m->n_experts; e++)
+            all += exp((double)logits[e]);
+        for (int j = 0; j < m->top_k; j++)
+            chosen += exp((double)logits[(int)indices[j]]);
+        check_number("the weights' sum", layer, row, total, chosen / all, 0);
+        assert_true(m->top_k < 2 || weights[0] >= weights[1]);
+    }
+}
+
+static void check_probabilities(const struct keeper *k, int layer, int64_t row, int64_t position)
+{
+    int heads = k->model->blocks[layer].n_heads;
+    int64_t n_keys = k->limits.max_position;
+    const float *scores = row_of(k, VALUE_ATTN_SCORES, layer, row);
+    const float *probabilities = row_of(k, VALUE_ATTN_PROBABILITIES, layer, row);
+    int64_t window = k->model->blocks[layer].sliding ? k->model->window : n_keys;
+    for (int h = 0; h < heads; h++) {
+        double sum = 0, denominator = 0;
+        for (int64_t key = 0; key < n_keys; key++)
+            denominator += exp((double)scores[h * n_keys + key]);
+        for (int64_t key = 0; key < n_keys; key++) {
+            double p = (double)probabilities[h * n_keys + key];
+            bool hidden = key > position || key <= position - window;
+            sum += p;
+            if (hidden)
+                assert_true(isinf(scores[h * n_keys + key]) && scores[h * n_keys + key] < 0 && p == 0);
+            check_number("a probability", layer, row, p, exp((double)scores[h * n_keys + key]) / denominator,
+                         1e-2);
+        }
+        check_number("probabilities", layer, row, sum, 1, 0);
+    }
+}
+
+/* The state rebuilt from keys, values, betas and decays, and what queries read of it. `state` goes from token
+ * to token. D is not among the values: it is what is left of the first token, and must be the same for all
+ * others. */
+static void check_recurrence(const struct keeper *k, int layer, int64_t row, double *state, double *D,
+                             bool has_D)
+{
+    const struct model *m = k->model;
+    bool by_head = m->n_mamba_heads > 0;
+    int64_t N = m->state_dim, P = by_head ? m->mamba_head_dim : 1,
+            H = by_head ? m->n_mamba_heads : m->mamba_width;
+    const float *x = row_of(k, VALUE_LINEAR_VALUES, layer, row),
+                *B = row_of(k, VALUE_LINEAR_KEYS, layer, row);
+    const float *C = row_of(k, VALUE_LINEAR_QUERIES, layer, row),
+                *beta = row_of(k, VALUE_LINEAR_BETAS, layer, row);
+    const float *decay = row_of(k, VALUE_LINEAR_DECAYS, layer, row),
+                *y = row_of(k, VALUE_LINEAR_HEAD_OUTPUTS, layer, row);
+    const float *states = row_of(k, VALUE_LINEAR_STATES, layer, row);
+    double scale = row_scale(states, H * N * P), y_scale = row_scale(y, H * P);
+    for (int64_t h = 0; h < H; h++) {
+        int64_t group = by_head ? h / (H / m->n_groups) : 0;
+        for (int64_t p = 0; p < P; p++) {
+            double read = 0;
+            for (int64_t n = 0; n < N; n++) {
+                double *s = &state[(h * N + n) * P + p];
+                *s = exp((double)decay[by_head ? h : h * N + n]) * *s +
+                     (double)beta[h] * (double)B[group * N + n] * (double)x[h * P + p];
+                check_number("a state", layer, row, (double)states[(h * N + n) * P + p], *s, scale);
+                read += (double)C[group * N + n] * *s;
+            }
+            double rest = (double)y[h * P + p] - read;
+            if (!has_D &&
+                fabs((double)x[h * P + p]) > fabs(D[H + h])) { /* from the largest x of the first token */
+                D[H + h] = (double)x[h * P + p];
+                D[h] = rest / D[H + h];
+            } else if (has_D) {
+                check_number("y", layer, row, (double)y[h * P + p], read + D[h] * (double)x[h * P + p],
+                             y_scale);
+            }
+        }
+    }
+}
+
+static void check_layer_identities(const struct keeper *k, int layer, const int32_t *lengths, int n_documents)
+{
+    const struct model *m = k->model;
+    int64_t row = 0;
+    size_t width = (size_t)(m->mamba_width * m->state_dim), heads = 2 * (size_t)(m->mamba_width + 1);
+    double *state = malloc((width + 1) * sizeof *state), *D = calloc(heads, sizeof *D);
+    for (int d = 0; d < n_documents; d++) {
+        memset(state, 0, width * sizeof *state);
+        for (int32_t t = 0; t < lengths[d]; t++, row++) {
+            check_stream(k, layer, row);
+            if (m->blocks[layer].feed_forward == FEED_FORWARD_MIXTURE)
+                check_mixture(k, layer, row);
+            if (m->blocks[layer].mixer == MIXER_ATTENTION)
+                check_probabilities(k, layer, row, t);
+            else
+                check_recurrence(k, layer, row, state, D, row > 0);
+        }
+    }
+    free(state);
+    free(D);
+}
+
+static void test_identities(void **state)
+{
+    (void)state;
+    const int32_t lengths[] = {30, 1, 17};
+    int32_t ids[48];
+    fill_ids(ids, 48, 7);
+    for (size_t i = 0; i < COUNT(float32_cases); i++) {
+        struct keeper k = {0};
+        open_packed(&k, float32_cases[i], ids, lengths, 3);
+        for (int layer = 0; layer < k.model->n_layers; layer++)
+            check_layer_identities(&k, layer, lengths, 3);
+        keeper_close(&k);
+    }
+}
+
+/* ---- editing ---- */
+
+static int edited_layer;
+
+/* Doubles the stream that leaves a block: what comes after has to see it. */
+static void editing_offer(void *context, enum value_id value, int layer, const struct piece *piece)
+{
+    if (value == VALUE_LAYER_OUTPUT && layer == edited_layer) {
+        struct keeper *k = context;
+        k->backend->ops->add(k->backend, piece->data, piece->data, piece->data);
+    }
+    keeper_offer(context, value, layer, piece);
+}
+
+static void test_an_edited_stream_is_what_goes_on(void **state)
+{
+    (void)state;
+    const int32_t length = 12;
+    int32_t ids[12];
+    const char *const families[] = {"mamba", "jamba", "bamba", "laguna"};
+    fill_ids(ids, 12, 8);
+    for (size_t i = 0; i < COUNT(families); i++) {
+        char folder[512];
+        struct keeper plain = {0}, k = {.wants = want_everything,
+                                        .limits = {.max_tokens = 12, .max_windows = 1, .max_position = 64}};
+        fixture_path(folder, families[i]);
+        open_packed(&plain, families[i], ids, &length, 1);
+        keeper_open(&k, folder, LOAD_DTYPE_OWN, 12, 1);
+        k.observer.offer = editing_offer;
+        edited_layer = 1;
+        keeper_run_packed(&k, ids, &length, 1);
+        check_close(&k, 0, &plain, 0, 12, VALUE_LAYER_OUTPUT, 0, 1e-6);
+        const float *before = keeper_get(&plain, VALUE_LAYER_OUTPUT, 1)->data;
+        const float *after = keeper_get(&k, VALUE_LAYER_INPUT, 2)->data;
+        for (int64_t e = 0; e < 12 * k.model->hidden_size; e++)
+            assert_true(fabs((double)after[e] - 2 * (double)before[e]) <=
+                        1e-5 * (1 + fabs((double)before[e])));
+        keeper_close(&plain);
+        keeper_close(&k);
+    }
+}
+
+/* ---- checkpoints that do not fit their config ---- */
+
+struct misfit {
+    const char *case_name;
+    const char *from, *to; /* in config.json */
+    const char *message;
+};
+
+static const struct misfit misfits[] = {
+    {"mamba", "\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2",
+     "backbone.layers.2.mixer.A_log has no place in the model that config.json describes"},
+    {"mamba", "\"num_hidden_layers\": 3", "\"num_hidden_layers\": 4", "backbone.layers.3."},
+    {"mamba", "\"vocab_size\": 97", "\"vocab_size\": 98", "backbone.embeddings.weight"},
+    {"mamba", "\"state_size\": 8", "\"state_size\": 9", "mixer.x_proj.weight"},
+    {"mamba", "\"conv_kernel\": 4", "\"conv_kernel\": 3", "mixer.conv1d.weight"},
+    {"mamba", "\"use_bias\": false", "\"use_bias\": true", "mixer.in_proj.bias"},
+    {"mamba", "\"use_conv_bias\": true", "\"use_conv_bias\": false", "conv1d.bias has no place"},
+    {"mamba", "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false", "lm_head.weight"},
+    {"mamba", "\"intermediate_size\": 48", "\"intermediate_size\": 46", "mixer.in_proj.weight"},
+    {"jamba", "\"attn_layer_offset\": 2", "\"attn_layer_offset\": 1",
+     "model.layers.1.self_attn.q_proj.weight"},
+    {"jamba", "\"expert_layer_offset\": 1", "\"expert_layer_offset\": 0",
+     "model.layers.0.feed_forward.router.weight"},
+    {"jamba", "\"num_experts\": 4", "\"num_experts\": 3", "feed_forward.router.weight"},
+    {"jamba", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 4", "self_attn.k_proj.weight"},
+    {"bamba", "\"mamba_n_groups\": 1", "\"mamba_n_groups\": 2", "mamba.in_proj.weight"},
+    {"bamba", "\"intermediate_size\": 56", "\"intermediate_size\": 64", "feed_forward.gate_proj.weight"},
+    {"bamba", "\"mlp_bias\": false", "\"mlp_bias\": true", "feed_forward.gate_proj.bias"},
+    {"bamba", "\"attention_bias\": false", "\"attention_bias\": true", "self_attn.q_proj.bias"},
+    {"laguna", "\"gating\": \"per-head\"", "\"gating\": \"per-element\"", "self_attn.g_proj.weight"},
+    {"laguna", "\"gating\": \"per-head\"", "\"gating\": false", "self_attn.g_proj.weight has no place"},
+    {"laguna", "\"num_experts\": 8", "\"num_experts\": 7", "mlp.gate.weight"},
+    {"laguna", "\"shared_expert_intermediate_size\": 20", "\"shared_expert_intermediate_size\": 24",
+     "mlp.shared_expert.gate_proj.weight"},
+    {"laguna", "\"head_dim\": 16", "\"head_dim\": 8", "self_attn."},
+};
+
+/* A folder of links to a case's files, but for its config, in which one text has been replaced. */
+static void make_misfit(const struct misfit *row, char folder[64])
+{
+    char command[2048], path[512], text[8192] = "", *at;
+    snprintf(folder, 64, "/tmp/test_replica.XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    snprintf(command, sizeof command, "ln -s " FIXTURES "%s/*.safetensors* %s/", row->case_name, folder);
+    assert_int_equal(system(command), 0);
+    snprintf(path, sizeof path, FIXTURES "%s/config.json", row->case_name);
+    FILE *from = fopen(path, "r");
+    assert_non_null(from);
+    text[fread(text, 1, sizeof text - 1, from)] = '\0';
+    fclose(from);
+    at = strstr(text, row->from);
+    if (at == NULL)
+        fail_msg("%s has no %s", row->case_name, row->from);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    FILE *to = fopen(path, "w");
+    assert_non_null(to);
+    fprintf(to, "%.*s%s%s", (int)(at - text), text, row->to, at + strlen(row->from));
+    assert_int_equal(fclose(to), 0);
+}
+
+static bool want_first_input(enum value_id value, int layer)
+{
+    return value == VALUE_LAYER_INPUT && layer == 0;
+}
+
+/* Whatever is wanted, all tensors are held against the config, also those that no wanted site needs. */
+static void test_checkpoints_that_do_not_fit(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(misfits) * 2; i++) {
+        const struct misfit *row = &misfits[i / 2];
+        char folder[64], command[128];
+        struct error error = {0};
+        struct keeper k = {.wants = i % 2 == 0 ? want_everything : want_first_input,
+                           .limits = {.max_tokens = 12, .max_windows = 1, .max_position = 64}};
+        make_misfit(row, folder);
+        assert_int_equal(model_open(folder, LOAD_DTYPE_OWN, &k.model, &error), STATUS_OK);
+        assert_int_equal(backend_create_cpu(1, &k.backend, &error), STATUS_OK);
+        keeper_take_sites(&k, 12, 1);
+        k.observer = (struct observer){&k, keeper_wants, keeper_rows, keeper_offer};
+        enum status status = replica_create(k.model, k.backend, &k.observer, &k.limits, &k.replica, &error);
+        if (status != STATUS_INPUT || strstr(error.text, row->message) == NULL)
+            fail_msg("%s %s: status %d, \"%s\"", row->case_name, row->to, status, error.text);
+        keeper_close(&k);
+        snprintf(command, sizeof command, "rm -r %s", folder);
+        assert_int_equal(system(command), 0);
+    }
+}
+
 /* ---- what is not wanted is not done ---- */
 
 /* Counts what a replica asks of its backend. */
@@ -838,6 +1149,9 @@ int main(void)
         cmocka_unit_test(test_place_in_the_batch_does_not_matter),
         cmocka_unit_test(test_carry_over_long_documents),
         cmocka_unit_test(test_carry_over_short_windows),
+        cmocka_unit_test(test_identities),
+        cmocka_unit_test(test_an_edited_stream_is_what_goes_on),
+        cmocka_unit_test(test_checkpoints_that_do_not_fit),
         cmocka_unit_test(test_forward_ends_after_the_last_wanted_site),
         cmocka_unit_test(test_no_allocation_in_a_forward),
         cmocka_unit_test(test_plan_says_what_is_used),

@@ -14,7 +14,7 @@ status=0
 build() { # preset, folder
   printf '== %s: building in %s\n' "$1" "$2"
   local log=$results/build-$1.log
-  if ! { cmake --preset "$1" -DACTDUMP_PYTHON="$PWD/build/venv/bin/python" && cmake --build "$2" -j "$jobs"; } >"$log" 2>&1; then
+  if ! { cmake --preset "$1" -DACTDUMP_PYTHON="$PWD/build/venv/bin/python" && cmake --build "$2" -j "$jobs" -- -k; } >"$log" 2>&1; then
     grep -E -A 8 'error:|Error at|undefined reference' "$log" | head -n 60
     printf '== %s: the build failed, its log is %s\n' "$1" "$log"
     status=1

@@ -17,7 +17,7 @@ enum { PATH_BYTES = 256, N_UNITS = 5 };
 /* One store made for all tests; each test breaks a copy. */
 static char original[PATH_BYTES];
 
-static void run(const char *format, const char *a, const char *b)
+static void __attribute__((format(printf, 1, 0))) run(const char *format, const char *a, const char *b)
 {
     char command[4 * PATH_BYTES];
     snprintf(command, sizeof command, format, a, b);

@@ -1,3 +1,4 @@
+#include "kernels/base/log.h"
 #include "pipeline/commands.h"
 #include "pipeline/job.h"
 #include "pipeline/options.h"
@@ -7,7 +8,7 @@
 
 #include <stdio.h>
 
-static enum status run_with_ranks(const struct options *options, struct ranks *ranks, struct error *error)
+static enum status run_with_ranks(const struct options *options, struct ranks *ranks)
 {
     struct log_options log = options->log;
     struct job *job = NULL;
@@ -20,11 +21,12 @@ static enum status run_with_ranks(const struct options *options, struct ranks *r
         run_job(job, ranks, &mine);
     job_free(job);
     enum status status = mine.status;
-    /* All ranks have agreed: one says it. */
+    /* All ranks have agreed: one says it, and before any leaves, since launchers end the others when one has
+     * gone. */
     if (ranks_rank(ranks) == 0 && status == STATUS_STOPPED)
-        error_set(error, status, "stopped (%s); the same command goes on from here", mine.text);
+        log_warning("stopped (%s); the same command goes on from here", mine.text);
     else if (ranks_rank(ranks) == 0 && status != STATUS_OK)
-        error_set(error, status, "%s", mine.text);
+        log_error("%s", mine.text);
     return status;
 }
 
@@ -40,7 +42,7 @@ static enum status run(int argc, char **argv, struct error *error)
     log_configure(&options.log);
     TRY(ranks_init(&argc, &argv, &ranks, error));
     stop_install(); /* after MPI, whose launchers install handlers of their own */
-    enum status status = run_with_ranks(&options, ranks, error);
+    enum status status = run_with_ranks(&options, ranks);
     ranks_finish(ranks);
     return status;
 }

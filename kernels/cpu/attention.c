@@ -59,18 +59,23 @@ struct query_tile {
     int64_t offset;    /* the run's query i is its key i + offset */
 };
 
-/* TILE_CALL's rows of a group: which, and the keys [low, high) of the tile that at least one of them sees. */
+/* Keys [low, high), of the run or of a tile. */
+struct key_range {
+    int64_t low, high;
+};
+
+/* TILE_CALL's rows of a group: which, and the keys of the tile that at least one of them sees. */
 struct row_block {
     int64_t row;
     int rows;
-    int64_t low, high;
+    struct key_range seen;
 };
 
 struct row_group {
     struct row_block blocks[GROUP_ROWS];
     int n;
     int64_t first_row, rows;
-    int64_t low, high; /* of all its blocks */
+    struct key_range seen; /* by any of its blocks */
 };
 
 static int64_t get_query(const struct query_tile *tile, int64_t i)
@@ -78,17 +83,28 @@ static int64_t get_query(const struct query_tile *tile, int64_t i)
     return tile->index != NULL ? tile->index[i] - tile->run->start : tile->first + i;
 }
 
-/* The run's keys [*low, *high) that query i of the tile sees. */
-static void get_visible(const struct attention_args *args, const struct query_tile *tile, int64_t i,
-                        int64_t *low, int64_t *high)
-{
-    *high = get_query(tile, i) + tile->offset + 1;
-    *low = args->window > 0 && *high > args->window ? *high - args->window : 0;
-}
-
 static int64_t clip(int64_t value, int64_t low, int64_t high)
 {
     return value < low ? low : value > high ? high : value;
+}
+
+/* The run's keys that query i of the tile sees. */
+static struct key_range get_visible(const struct attention_args *args, const struct query_tile *tile,
+                                    int64_t i)
+{
+    int64_t high = get_query(tile, i) + tile->offset + 1;
+
+    return (struct key_range){.low = args->window > 0 && high > args->window ? high - args->window : 0,
+                              .high = high};
+}
+
+/* What of them lies in the key tile [first, first + n), counted from its start; low == high where nothing
+ * does. */
+static struct key_range clip_range(struct key_range range, int64_t first, int64_t n)
+{
+    int64_t low = clip(range.low - first, 0, n);
+
+    return (struct key_range){.low = low, .high = clip(range.high - first, low, n)};
 }
 
 static struct attention_plan plan_attention(const struct attention_args *args)
@@ -190,36 +206,24 @@ static void prefetch_keys(const struct attention_plan *plan, const struct query_
 static struct row_group cut_group(const struct attention_args *args, const struct query_tile *tile,
                                   int64_t first_row, int64_t first, int64_t n)
 {
-    struct row_group group = {.first_row = first_row, .low = n, .high = 0};
-    int64_t rows = clip((int64_t)tile->n_queries * tile->heads - first_row, 0, GROUP_ROWS);
+    struct row_group group = {.first_row = first_row, .seen = {.low = n, .high = 0}};
 
-    group.rows = rows;
-    for (int64_t r = 0; r < rows;) {
+    group.rows = clip((int64_t)tile->n_queries * tile->heads - first_row, 0, GROUP_ROWS);
+    for (int64_t r = 0; r < group.rows;) {
         struct row_block *block = &group.blocks[group.n++];
-        int64_t low, high, unused;
         block->row = first_row + r;
-        block->rows = tile_block_rows(rows - r);
-        get_visible(args, tile, block->row / tile->heads, &low, &unused);
-        get_visible(args, tile, (block->row + block->rows - 1) / tile->heads, &unused, &high);
-        block->low = clip(low - first, 0, n);
-        block->high = clip(high - first, block->low, n);
-        if (block->high > block->low) {
-            group.low = block->low < group.low ? block->low : group.low;
-            group.high = block->high > group.high ? block->high : group.high;
+        block->rows = tile_block_rows(group.rows - r);
+        /* Later queries see later keys. */
+        struct key_range seen = get_visible(args, tile, block->row / tile->heads);
+        seen.high = get_visible(args, tile, (block->row + block->rows - 1) / tile->heads).high;
+        block->seen = clip_range(seen, first, n);
+        if (block->seen.high > block->seen.low) {
+            group.seen.low = block->seen.low < group.seen.low ? block->seen.low : group.seen.low;
+            group.seen.high = block->seen.high > group.seen.high ? block->seen.high : group.seen.high;
         }
         r += block->rows;
     }
     return group;
-}
-
-SIMD_INLINE void score_block(int rows, int vectors, struct tile_left q, const float *panel, int64_t dim,
-                             float *to, int64_t stride)
-{
-    struct tile_sums sums;
-
-    tile_zero(rows, vectors, &sums);
-    tile_multiply(rows, vectors, &sums, q, panel, dim);
-    tile_store(rows, vectors, &sums, to, stride);
 }
 
 /* Scores of the group's rows; panels that a block does not see are left as they are. */
@@ -228,13 +232,17 @@ static void compute_scores(const struct attention_plan *plan, const struct row_g
 {
     int64_t dim = plan->args->head_dim;
 
-    for (int64_t c = group->low / TILE_COLS * TILE_COLS; c < group->high; c += TILE_COLS)
+    for (int64_t c = group->seen.low / TILE_COLS * TILE_COLS; c < group->seen.high; c += TILE_COLS)
         for (int b = 0; b < group->n; b++) {
             const struct row_block *block = &group->blocks[b];
-            struct tile_left q = {.at = scratch->q + block->row * dim, .row_step = dim, .depth_step = 1};
-            float *to = scratch->s + (block->row - group->first_row) * plan->keys + c;
-            if (c + TILE_COLS > block->low && c < block->high)
-                TILE_CALL(block->rows, 2, score_block, q, scratch->k + c * dim, dim, to, plan->keys);
+            struct tile_product product = {
+                .left = {.at = scratch->q + block->row * dim, .row_step = dim, .depth_step = 1},
+                .panel = scratch->k + c * dim,
+                .depth = dim,
+                .to = scratch->s + (block->row - group->first_row) * plan->keys + c,
+                .stride = plan->keys};
+            if (c + TILE_COLS > block->seen.low && c < block->seen.high)
+                TILE_CALL(block->rows, 2, tile_product_set, &product);
         }
 }
 
@@ -267,29 +275,29 @@ SIMD_INLINE float exponentiate(float *s, int64_t from, int64_t to, float largest
 }
 
 /* Scores of one row become weights, 0 where hidden, and the row's largest, total and factor are brought up to
- * date. [from, to) are the whole vectors that hold the scores of the row's block, [low, high) what the row
- * itself sees. */
-static void weigh_row(float *s, int64_t from, int64_t to, int64_t low, int64_t high,
+ * date. whole: the panels that hold scores of the row's block. seen: what the row itself sees, perhaps
+ * nothing. */
+static void weigh_row(float *s, struct key_range whole, struct key_range seen,
                       struct attention_scratch *scratch, int64_t row)
 {
     float before = scratch->largest[row];
 
     scratch->factor[row] = 1;
-    if (low >= high) {
-        fill(s, from, to, 0);
+    if (seen.low >= seen.high) {
+        fill(s, whole.low, whole.high, 0);
         return;
     }
-    fill(s, from, low, -INFINITY);
-    fill(s, high, to, -INFINITY);
-    float largest = find_largest(s, from, to);
+    fill(s, whole.low, seen.low, -INFINITY);
+    fill(s, seen.high, whole.high, -INFINITY);
+    float largest = find_largest(s, whole.low, whole.high);
     if (largest > before) {
         scratch->largest[row] = largest;
         scratch->factor[row] = simd_exp2_decay(simd_set(before - largest))[0];
     }
-    float sum = exponentiate(s, from, to, scratch->largest[row]);
+    float sum = exponentiate(s, whole.low, whole.high, scratch->largest[row]);
     scratch->total[row] = scratch->total[row] * scratch->factor[row] + sum;
-    fill(s, from, low, 0);
-    fill(s, high, to, 0);
+    fill(s, whole.low, seen.low, 0);
+    fill(s, seen.high, whole.high, 0);
 }
 
 static void weigh_group(const struct attention_plan *plan, const struct query_tile *tile,
@@ -298,48 +306,36 @@ static void weigh_group(const struct attention_plan *plan, const struct query_ti
 {
     for (int b = 0; b < group->n; b++) {
         const struct row_block *block = &group->blocks[b];
-        int64_t from = block->low / TILE_COLS * TILE_COLS, to = tile_round_up(block->high, TILE_COLS);
-        if (block->low >= block->high)
+        struct key_range whole = {.low = block->seen.low / TILE_COLS * TILE_COLS,
+                                  .high = tile_round_up(block->seen.high, TILE_COLS)};
+        if (block->seen.low >= block->seen.high)
             continue;
         for (int64_t row = block->row; row < block->row + block->rows; row++) {
-            int64_t low, high;
-            get_visible(plan->args, tile, row / tile->heads, &low, &high);
-            low = clip(low - first, 0, n);
-            high = clip(high - first, 0, n);
-            weigh_row(scratch->s + (row - group->first_row) * plan->keys, from, to, low, high, scratch, row);
+            struct key_range seen = clip_range(get_visible(plan->args, tile, row / tile->heads), first, n);
+            weigh_row(scratch->s + (row - group->first_row) * plan->keys, whole, seen, scratch, row);
         }
     }
 }
 
-SIMD_INLINE void value_block(int rows, int vectors, struct tile_left weights, const float *panel, int64_t n,
-                             const float *factors, float *o, int64_t stride)
-{
-    struct tile_sums sums;
-
-    tile_load(rows, vectors, &sums, o, stride);
-    tile_scale(rows, vectors, &sums, factors, 1);
-    tile_multiply(rows, vectors, &sums, weights, panel, n);
-    tile_store(rows, vectors, &sums, o, stride);
-}
-
 /* o = o * factor + weights * values, for the keys that each block sees. */
 static void add_values(const struct attention_plan *plan, const struct row_group *group, int64_t n,
-                       struct attention_scratch *scratch)
+                       const struct attention_scratch *scratch)
 {
     int64_t dim = plan->args->head_dim;
 
     for (int64_t c = 0; c < dim; c += TILE_COLS)
         for (int b = 0; b < group->n; b++) {
             const struct row_block *block = &group->blocks[b];
-            int64_t depth = block->high - block->low;
-            struct tile_left weights = {.at = scratch->s + (block->row - group->first_row) * plan->keys +
-                                              block->low,
-                                        .row_step = plan->keys,
-                                        .depth_step = 1};
-            if (depth > 0)
-                TILE_CALL(block->rows, tile_vectors(c, dim), value_block, weights,
-                          scratch->v + c * n + block->low * TILE_COLS, depth, scratch->factor + block->row,
-                          scratch->o + block->row * plan->dims + c, plan->dims);
+            const float *weights =
+                scratch->s + (block->row - group->first_row) * plan->keys + block->seen.low;
+            struct tile_product product = {.left = {.at = weights, .row_step = plan->keys, .depth_step = 1},
+                                           .panel = scratch->v + c * n + block->seen.low * TILE_COLS,
+                                           .depth = block->seen.high - block->seen.low,
+                                           .to = scratch->o + block->row * plan->dims + c,
+                                           .stride = plan->dims};
+            if (product.depth > 0)
+                TILE_CALL(block->rows, tile_vectors(c, dim), tile_product_add, &product,
+                          scratch->factor + block->row, 1);
         }
 }
 
@@ -360,32 +356,29 @@ static void write_outputs(const struct attention_plan *plan, const struct query_
     }
 }
 
-/* The key tiles that at least one query of the tile sees: from *first in steps of plan->keys while below
- * *end. */
-static void get_key_range(const struct attention_plan *plan, const struct query_tile *tile, int64_t *first,
-                          int64_t *end)
+/* The run's keys that at least one query of the tile sees, from the start of a key tile on. */
+static struct key_range get_key_range(const struct attention_plan *plan, const struct query_tile *tile)
 {
-    int64_t unused;
+    int64_t low = get_visible(plan->args, tile, 0).low;
 
-    get_visible(plan->args, tile, 0, first, &unused);
-    get_visible(plan->args, tile, tile->n_queries - 1, &unused, end);
-    *first = *first / plan->keys * plan->keys;
+    return (struct key_range){.low = low / plan->keys * plan->keys,
+                              .high = get_visible(plan->args, tile, tile->n_queries - 1).high};
 }
 
 static void attend_tile(const struct attention_plan *plan, const struct query_tile *tile,
                         struct attention_scratch *scratch)
 {
-    int64_t first, end;
+    struct key_range keys = get_key_range(plan, tile);
 
-    get_key_range(plan, tile, &first, &end);
     load_queries(plan, tile, plan->args->scale * LOG2_E, scratch);
-    for (; first < end; first += plan->keys) {
-        int64_t n = clip(end - first, 0, plan->keys), next = first + n;
+    for (int64_t first = keys.low; first < keys.high; first += plan->keys) {
+        int64_t n = clip(keys.high - first, 0, plan->keys), next = first + n;
         load_keys(plan, tile, first, n, true, scratch);
         for (int64_t r = 0; r < (int64_t)tile->n_queries * tile->heads; r += GROUP_ROWS) {
             struct row_group group = cut_group(plan->args, tile, r, first, n);
-            prefetch_keys(plan, tile, next, clip(next + PREFETCH_KEYS, next, end));
-            next = clip(next + PREFETCH_KEYS, next, end);
+            int64_t ahead = clip(next + PREFETCH_KEYS, next, keys.high);
+            prefetch_keys(plan, tile, next, ahead);
+            next = ahead;
             compute_scores(plan, &group, scratch);
             weigh_group(plan, tile, &group, first, n, scratch);
             add_values(plan, &group, n, scratch);
@@ -449,19 +442,14 @@ struct pattern_tile {
     int64_t first_pattern;
 };
 
-/* The outermost keys that nobody sees, for one row and head: `value` before and behind [low, high). */
-static void fill_hidden(void *row, enum dtype dtype, int64_t low, int64_t high, int64_t n, float value)
+static void fill_elements(void *row, enum dtype dtype, int64_t from, int64_t to, float value)
 {
-    for (int64_t i = 0; i < n; i++) {
-        if (i == low)
-            i = high;
-        if (i >= n)
-            break;
-        if (dtype == DTYPE_F32)
-            ((float *)row)[i] = value;
-        else
-            ((uint16_t *)row)[i] = f32_to_bf16(value);
-    }
+    uint16_t half = f32_to_bf16(value);
+
+    for (int64_t i = from; i < to && dtype == DTYPE_F32; i++)
+        ((float *)row)[i] = value;
+    for (int64_t i = from; i < to && dtype != DTYPE_F32; i++)
+        ((uint16_t *)row)[i] = half;
 }
 
 /* Columns of `head` in row `pattern` of scores or probabilities. */
@@ -477,46 +465,49 @@ static int64_t get_position(const struct query_tile *tile)
     return tile->run->position - tile->offset;
 }
 
-/* One row of a group whose scores are in s, for the keys [low, high) of the tile that begins at position
- * `at`. */
+/* One row's scores of the keys `seen` of the tile that begins at the run's key `first`, where they are
+ * wanted. */
 static void write_pattern_row(const struct attention_plan *plan, const struct pattern_tile *tile, int64_t row,
-                              float *s, int64_t at, int64_t low, int64_t high,
-                              const struct attention_scratch *scratch)
+                              int64_t first, struct key_range seen, const struct attention_scratch *scratch)
 {
     const struct attention_args *args = plan->args;
-    int64_t pattern = tile->first_pattern + row / tile->queries.heads, n = high - low;
+    int64_t pattern = tile->first_pattern + row / tile->queries.heads;
     int64_t head = tile->queries.first_head + row % tile->queries.heads;
+    int64_t at = first + seen.low + get_position(&tile->queries), n = seen.high - seen.low;
+    const float *s = scratch->s + row % GROUP_ROWS * plan->keys + seen.low;
     vfloat largest = simd_set(scratch->largest[row]), total = simd_set(scratch->total[row]);
 
-    for (int64_t i = 0; i < n; i += SIMD_WIDTH) {
-        vfloat score = simd_read(s + low, DTYPE_F32, i, n);
-        if (args->scores.data != NULL) {
-            char *to = pattern_at(args, &args->scores, pattern, head);
-            to += (size_t)(at + low) * dtype_size(args->scores.dtype);
-            simd_write(to, args->scores.dtype, i, n, score);
-        }
-        if (args->probabilities.data != NULL) {
-            char *to = pattern_at(args, &args->probabilities, pattern, head);
-            to += (size_t)(at + low) * dtype_size(args->probabilities.dtype);
-            simd_write(to, args->probabilities.dtype, i, n, simd_exp(score - largest) / total);
+    if (args->scores.data != NULL) {
+        char *to = pattern_at(args, &args->scores, pattern, head);
+        to += (size_t)at * dtype_size(args->scores.dtype);
+        for (int64_t i = 0; i < n; i += SIMD_WIDTH)
+            simd_write(to, args->scores.dtype, i, n, simd_read(s, DTYPE_F32, i, n));
+    }
+    if (args->probabilities.data != NULL) {
+        char *to = pattern_at(args, &args->probabilities, pattern, head);
+        to += (size_t)at * dtype_size(args->probabilities.dtype);
+        for (int64_t i = 0; i < n; i += SIMD_WIDTH) {
+            vfloat weight = simd_exp(simd_read(s, DTYPE_F32, i, n) - largest);
+            simd_write(to, args->probabilities.dtype, i, n, weight / total);
         }
     }
 }
 
 /* First pass: the row's largest score and the total of its weights; the scores themselves are dropped. */
-static void measure_row(float *s, int64_t low, int64_t high, struct attention_scratch *scratch, int64_t row)
+static void measure_row(float *s, struct key_range seen, struct attention_scratch *scratch, int64_t row)
 {
-    float highest = scratch->largest[row];
+    int64_t from = seen.low / SIMD_WIDTH * SIMD_WIDTH, to = tile_round_up(seen.high, SIMD_WIDTH);
+    float before = scratch->largest[row];
     vfloat sum = {0};
 
-    for (int64_t i = low; i < high; i++)
-        highest = s[i] > highest ? s[i] : highest;
-    float factor = scratch->total[row] > 0 ? simd_exp(simd_set(scratch->largest[row] - highest))[0] : 0;
-    fill(s, high, tile_round_up(high, SIMD_WIDTH), -INFINITY);
-    fill(s, low / SIMD_WIDTH * SIMD_WIDTH, low, -INFINITY);
-    for (int64_t i = low / SIMD_WIDTH * SIMD_WIDTH; i < high; i += SIMD_WIDTH)
-        sum += simd_exp(simd_load(s + i) - highest);
-    scratch->largest[row] = highest;
+    fill(s, from, seen.low, -INFINITY);
+    fill(s, seen.high, to, -INFINITY);
+    float largest = find_largest(s, from, to);
+    largest = largest > before ? largest : before;
+    for (int64_t i = from; i < to; i += SIMD_WIDTH)
+        sum += simd_exp(simd_load(s + i) - largest);
+    float factor = scratch->total[row] > 0 ? simd_exp(simd_set(before - largest))[0] : 0;
+    scratch->largest[row] = largest;
     scratch->total[row] = scratch->total[row] * factor + simd_sum(sum);
 }
 
@@ -524,27 +515,40 @@ static void measure_row(float *s, int64_t low, int64_t high, struct attention_sc
 static void pass_patterns(const struct attention_plan *plan, const struct pattern_tile *tile, bool writes,
                           struct attention_scratch *scratch)
 {
-    int64_t first, end;
+    const struct query_tile *queries = &tile->queries;
+    struct key_range keys = get_key_range(plan, queries);
 
-    get_key_range(plan, &tile->queries, &first, &end);
-    for (; first < end; first += plan->keys) {
-        int64_t n = clip(end - first, 0, plan->keys);
-        load_keys(plan, &tile->queries, first, n, false, scratch);
-        for (int64_t r = 0; r < (int64_t)tile->queries.n_queries * tile->queries.heads; r += GROUP_ROWS) {
-            struct row_group group = cut_group(plan->args, &tile->queries, r, first, n);
+    for (int64_t first = keys.low; first < keys.high; first += plan->keys) {
+        int64_t n = clip(keys.high - first, 0, plan->keys);
+        load_keys(plan, queries, first, n, false, scratch);
+        for (int64_t r = 0; r < (int64_t)queries->n_queries * queries->heads; r += GROUP_ROWS) {
+            struct row_group group = cut_group(plan->args, queries, r, first, n);
             compute_scores(plan, &group, scratch);
             for (int64_t row = r; row < r + group.rows; row++) {
-                float *s = scratch->s + (row - r) * plan->keys;
-                int64_t low, high;
-                get_visible(plan->args, &tile->queries, row / tile->queries.heads, &low, &high);
-                low = clip(low - first, 0, n);
-                high = clip(high - first, low, n);
-                if (low < high && writes)
-                    write_pattern_row(plan, tile, row, s, first + get_position(&tile->queries), low, high,
-                                      scratch);
-                else if (low < high)
-                    measure_row(s, low, high, scratch, row);
+                struct key_range seen =
+                    clip_range(get_visible(plan->args, queries, row / queries->heads), first, n);
+                if (seen.low < seen.high && writes)
+                    write_pattern_row(plan, tile, row, first, seen, scratch);
+                else if (seen.low < seen.high)
+                    measure_row(scratch->s + row % GROUP_ROWS * plan->keys, seen, scratch, row);
             }
+        }
+    }
+}
+
+/* `value` at the positions that a row does not see. */
+static void fill_hidden(const struct attention_plan *plan, const struct pattern_tile *tile,
+                        const struct tensor *out, float value)
+{
+    int64_t n_keys = plan->args->n_keys, shift = get_position(&tile->queries);
+
+    for (int64_t i = 0; out->data != NULL && i < tile->queries.n_queries; i++) {
+        struct key_range seen = get_visible(plan->args, &tile->queries, i);
+        for (int head = tile->queries.first_head; head < tile->queries.first_head + tile->queries.heads;
+             head++) {
+            void *row = pattern_at(plan->args, out, tile->first_pattern + i, head);
+            fill_elements(row, out->dtype, 0, seen.low + shift, value);
+            fill_elements(row, out->dtype, seen.high + shift, n_keys, value);
         }
     }
 }
@@ -558,18 +562,8 @@ static void write_patterns(const struct attention_plan *plan, const struct patte
     if (args->probabilities.data != NULL)
         pass_patterns(plan, tile, false, scratch);
     pass_patterns(plan, tile, true, scratch);
-    for (int64_t r = 0; r < (int64_t)tile->queries.n_queries * tile->queries.heads; r++) {
-        int64_t pattern = tile->first_pattern + r / tile->queries.heads, low, high;
-        int64_t head = tile->queries.first_head + r % tile->queries.heads,
-                shift = get_position(&tile->queries);
-        get_visible(args, &tile->queries, r / tile->queries.heads, &low, &high);
-        if (args->scores.data != NULL)
-            fill_hidden(pattern_at(args, &args->scores, pattern, head), args->scores.dtype, low + shift,
-                        high + shift, args->n_keys, -INFINITY);
-        if (args->probabilities.data != NULL)
-            fill_hidden(pattern_at(args, &args->probabilities, pattern, head), args->probabilities.dtype,
-                        low + shift, high + shift, args->n_keys, 0);
-    }
+    fill_hidden(plan, tile, &args->scores, -INFINITY);
+    fill_hidden(plan, tile, &args->probabilities, 0);
 }
 
 /* The tile of pattern rows that begins at row `from` of the list: of one run, at most plan->n_queries.

@@ -140,16 +140,6 @@ static void load_rows(const struct ssd_plan *plan, const struct ssd_chunk *chunk
                        simd_read(tensor_row(&group, chunk->start + t), group.dtype, i, n));
 }
 
-SIMD_INLINE void product_block(int rows, int vectors, struct tile_left left, const float *panel,
-                               int64_t depth, float *to, int64_t stride)
-{
-    struct tile_sums sums;
-
-    tile_zero(rows, vectors, &sums);
-    tile_multiply(rows, vectors, &sums, left, panel, depth);
-    tile_store(rows, vectors, &sums, to, stride);
-}
-
 /* G = C . B where s <= t, and some of what is right of it. */
 static void multiply_C_B(const struct ssd_plan *plan, const struct ssd_chunk *chunk,
                          const struct ssd_scratch *scratch)
@@ -159,12 +149,15 @@ static void multiply_C_B(const struct ssd_plan *plan, const struct ssd_chunk *ch
 
     for (int64_t s = 0; s < chunk->tokens; s += TILE_COLS)
         for (int t = 0; t < chunk->tokens; t += rows) {
-            struct tile_left left = {
-                .at = scratch->C + t * plan->row, .row_step = plan->row, .depth_step = 1};
+            struct tile_product product = {
+                .left = {.at = scratch->C + t * plan->row, .row_step = plan->row, .depth_step = 1},
+                .panel = scratch->Bt + s * n,
+                .depth = n,
+                .to = scratch->G + t * plan->width + s,
+                .stride = plan->width};
             rows = tile_block_rows(chunk->tokens - t);
             if (s < t + rows)
-                TILE_CALL(rows, 2, product_block, left, scratch->Bt + s * n, n,
-                          scratch->G + t * plan->width + s, plan->width);
+                TILE_CALL(rows, 2, tile_product_set, &product);
         }
 }
 
@@ -342,24 +335,6 @@ static void write_outputs(const struct ssd_plan *plan, const struct ssd_chunk *c
         }
 }
 
-/* A product of B's transpose with x, on top of a state times a factor. */
-struct state_update {
-    struct tile_left B;
-    const float *x; /* panel */
-    int64_t tokens;
-    const float *factor;
-};
-
-SIMD_INLINE void update_block(int rows, int vectors, const struct state_update *update, float *state)
-{
-    struct tile_sums sums;
-
-    tile_load(rows, vectors, &sums, state, TILE_COLS);
-    tile_scale(rows, vectors, &sums, update->factor, 0);
-    tile_multiply(rows, vectors, &sums, update->B, update->x, update->tokens);
-    tile_store(rows, vectors, &sums, state, TILE_COLS);
-}
-
 /* x(t) *= weights(t), of all panels. */
 static void weigh_x(const struct ssd_chunk *chunk, float *x, const float *weights)
 {
@@ -374,19 +349,21 @@ static void update_state(const struct ssd_plan *plan, const struct ssd_chunk *ch
                          const struct ssd_scratch *scratch)
 {
     int64_t n = plan->args->state_dim;
-    float *state = scratch->states + (size_t)h * plan->state_floats;
+    float *state = scratch->states + (size_t)h * plan->state_floats, *x = get_x(plan, scratch, h);
+    const float *factor = scratch->decays + chunk->tokens - 1;
     int rows;
 
-    weigh_x(chunk, get_x(plan, scratch, h), scratch->weights);
+    weigh_x(chunk, x, scratch->weights);
     for (int64_t c = 0; c < chunk->columns; c += TILE_COLS)
         for (int64_t i = 0; i < n; i += rows) {
-            struct state_update update = {.B = {.at = scratch->B + i, .row_step = 1, .depth_step = plan->row},
-                                          .x = get_x(plan, scratch, h) + c * chunk->tokens,
-                                          .tokens = chunk->tokens,
-                                          .factor = scratch->decays + chunk->tokens - 1};
+            struct tile_product product = {
+                .left = {.at = scratch->B + i, .row_step = 1, .depth_step = plan->row},
+                .panel = x + c * chunk->tokens,
+                .depth = chunk->tokens,
+                .to = state + c * n + i * TILE_COLS,
+                .stride = TILE_COLS};
             rows = tile_block_rows(n - i);
-            TILE_CALL(rows, tile_vectors(c, chunk->columns), update_block, &update,
-                      state + c * n + i * TILE_COLS);
+            TILE_CALL(rows, tile_vectors(c, chunk->columns), tile_product_add, &product, factor, 0);
         }
 }
 
@@ -410,56 +387,62 @@ static void copy_state_out(const struct ssd_plan *plan, const struct ssd_chunk *
                        simd_load(state + c / TILE_COLS * n * TILE_COLS + i * TILE_COLS + c % TILE_COLS));
 }
 
-/* to = decay * from + sum over tokens (first, last] of exp(cum(last) - cum(t)) beta(t) B(t) (outer) x(t), by
- * rows. */
-static void advance_state(const struct ssd_plan *plan, const struct ssd_chunk *chunk, int h, int first,
-                          int last, const struct ssd_scratch *scratch, const float *from, float *to)
+/* A head's state at token `last` of a chunk, from that at token `first`, or at the chunk's start (-1). Rows
+ * of both are head_dim apart; they may be the same memory. */
+struct state_step {
+    int head; /* of the task */
+    int first, last;
+    const float *from;
+    float *to;
+};
+
+/* to = exp(cum(last) - cum(first)) from + sum over t of exp(cum(last) - cum(t)) beta(t) B(t) (outer) x(t). */
+static void advance_state(const struct ssd_plan *plan, const struct ssd_chunk *chunk,
+                          const struct ssd_scratch *scratch, const struct state_step *step)
 {
     int64_t dim = plan->args->head_dim, columns = chunk->columns;
-    double before = first < 0 ? 0 : scratch->cums[first];
-    vfloat decay = simd_exp2_decay(simd_set((float)(scratch->cums[last] - before)));
+    const double *cums = scratch->cums;
+    const float *panels = get_x(plan, scratch, step->head),
+                *betas = scratch->betas + step->head * plan->width;
+    float exponent = (float)(cums[step->last] - (step->first < 0 ? 0 : cums[step->first]));
+    vfloat decay = simd_exp2_decay(simd_set(exponent));
     float weights[CHUNK_TOKENS], factors[CHUNK_TOKENS];
-    const float *panels = get_x(plan, scratch, h);
 
-    for (int t = first + 1; t <= last; t++) {
-        vfloat passed = simd_exp2_decay(simd_set((float)(scratch->cums[last] - scratch->cums[t])));
-        weights[t] = passed[0] * scratch->betas[h * plan->width + t];
-    }
+    for (int t = step->first + 1; t <= step->last; t++)
+        weights[t] = simd_exp2_decay(simd_set((float)(cums[step->last] - cums[t])))[0] * betas[t];
     for (int64_t i = 0; i < plan->args->state_dim; i++) {
-        for (int t = first + 1; t <= last; t++)
+        for (int t = step->first + 1; t <= step->last; t++)
             factors[t] = weights[t] * scratch->B[t * plan->row + i];
         for (int64_t c = 0; c < columns; c += SIMD_WIDTH) {
             const float *x = panels + c / TILE_COLS * chunk->tokens * TILE_COLS + c % TILE_COLS;
-            vfloat sum = simd_read(from + i * dim, DTYPE_F32, c, columns) * decay;
-            for (int t = first + 1; t <= last; t++)
+            vfloat sum = simd_read(step->from + i * dim, DTYPE_F32, c, columns) * decay;
+            for (int t = step->first + 1; t <= step->last; t++)
                 sum += simd_load(x + t * TILE_COLS) * factors[t];
-            simd_write(to + i * dim, DTYPE_F32, c, columns, sum);
+            simd_write(step->to + i * dim, DTYPE_F32, c, columns, sum);
         }
     }
 }
 
-/* States at the chunk's chosen tokens, each from the one before. *next is the first row of the list not yet
- * passed. */
+/* States at the chunk's chosen tokens, each from the one before. next: the first row of the list in the
+ * chunk. */
 static void write_states(const struct ssd_plan *plan, const struct ssd_chunk *chunk, int h,
                          const struct ssd_scratch *scratch, int64_t next)
 {
-    const struct ssd_scan_args *args = plan->args;
-    const struct row_list *rows = &args->state_rows;
-    const float *from = NULL;
-    int before = -1;
+    const struct row_list *rows = &plan->args->state_rows;
+    struct state_step step = {.head = h, .first = -1};
 
-    if (args->states.data == NULL)
+    if (plan->args->states.data == NULL)
         return;
     for (; next < rows->n && rows->index[next] < chunk->start + chunk->tokens; next++) {
-        int at = (int)(rows->index[next] - chunk->start);
-        float *to = (float *)tensor_row(&args->states, next) + get_columns(plan, chunk, h);
-        if (from == NULL) {
-            copy_state_out(plan, chunk, scratch->states + (size_t)h * plan->state_floats, to);
-            from = to;
+        step.to = (float *)tensor_row(&plan->args->states, next) + get_columns(plan, chunk, h);
+        step.last = (int)(rows->index[next] - chunk->start);
+        if (step.from == NULL) {
+            copy_state_out(plan, chunk, scratch->states + (size_t)h * plan->state_floats, step.to);
+            step.from = step.to;
         }
-        advance_state(plan, chunk, h, before, at, scratch, from, to);
-        from = to;
-        before = at;
+        advance_state(plan, chunk, scratch, &step);
+        step.from = step.to;
+        step.first = step.last;
     }
 }
 

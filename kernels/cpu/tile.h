@@ -159,6 +159,37 @@ SIMD_INLINE void tile_multiply(int rows, int vectors, struct tile_sums *sums, st
     }
 }
 
+/* One block of a product, and where it goes: rows `stride` apart. */
+struct tile_product {
+    struct tile_left left;
+    const float *panel;
+    int64_t depth;
+    float *to;
+    ptrdiff_t stride;
+};
+
+/* to = left * panel. For TILE_CALL. */
+SIMD_INLINE void tile_product_set(int rows, int vectors, const struct tile_product *p)
+{
+    struct tile_sums sums;
+
+    tile_zero(rows, vectors, &sums);
+    tile_multiply(rows, vectors, &sums, p->left, p->panel, p->depth);
+    tile_store(rows, vectors, &sums, p->to, p->stride);
+}
+
+/* to = to * factors + left * panel, row r's factor being factors[r * step]. For TILE_CALL. */
+SIMD_INLINE void tile_product_add(int rows, int vectors, const struct tile_product *p, const float *factors,
+                                  ptrdiff_t step)
+{
+    struct tile_sums sums;
+
+    tile_load(rows, vectors, &sums, p->to, p->stride);
+    tile_scale(rows, vectors, &sums, factors, step);
+    tile_multiply(rows, vectors, &sums, p->left, p->panel, p->depth);
+    tile_store(rows, vectors, &sums, p->to, p->stride);
+}
+
 /* Panels of `rows` rows (the depth) of a matrix whose row r starts at from + r * stride elements. */
 SIMD_INLINE void tile_pack(float *panels, const void *from, enum dtype dtype, int64_t stride, int64_t rows,
                            int64_t cols)

@@ -17,19 +17,19 @@ enum { PATH_BYTES = 256, N_UNITS = 5 };
 /* One store made for all tests; each test breaks a copy. */
 static char original[PATH_BYTES];
 
-static void __attribute__((format(printf, 1, 0))) run(const char *format, const char *a, const char *b)
+/* A shell command in which $STORE is the folder. */
+static void run(const char *folder, const char *command)
 {
-    char command[4 * PATH_BYTES];
-    snprintf(command, sizeof command, format, a, b);
+    setenv("STORE", folder, 1);
     if (system(command) != 0)
-        fail_msg("%s failed", command);
+        fail_msg("%s failed for %s", command, folder);
 }
 
 static void copy_store(char folder[PATH_BYTES])
 {
     snprintf(folder, PATH_BYTES, "/tmp/actdump-store-XXXXXX");
     assert_non_null(mkdtemp(folder));
-    run("cp -r '%s/.' '%s'", original, folder);
+    run(folder, "cp -r $ORIGINAL/. $STORE");
 }
 
 /* store.json alone: for what is refused before anything else is looked at. */
@@ -37,12 +37,12 @@ static void copy_manifest(char folder[PATH_BYTES])
 {
     snprintf(folder, PATH_BYTES, "/tmp/actdump-store-XXXXXX");
     assert_non_null(mkdtemp(folder));
-    run("cp '%s/store.json' '%s'", original, folder);
+    run(folder, "cp $ORIGINAL/store.json $STORE");
 }
 
 static void remove_store(const char *folder)
 {
-    run("rm -rf '%s'%s", folder, "");
+    run(folder, "rm -rf $STORE");
 }
 
 static char *read_text(const char *folder, const char *name)
@@ -224,15 +224,15 @@ static void test_read_segment(void **state)
         assert_true(record.checksum == wanted->checksum);
         assert_memory_equal(record.n_rows, wanted->n_rows, MADE_UP_CAPTURES * sizeof(int64_t));
     }
-    run("cp '%s/segments/000000.h5' '%s/segments/000001.h5'", folder, folder);
+    run(folder, "cp $STORE/segments/000000.h5 $STORE/segments/000001.h5");
     assert_int_equal(store_read_segment(store, 1, &record, &error), STATUS_INPUT);
     assert_non_null(strstr(error.text, "it is of unit 0, expected 1"));
     error_clear(&error);
-    run("truncate -s 1000 '%s/segments/000001.h5'%s", folder, "");
+    run(folder, "truncate -s 1000 $STORE/segments/000001.h5");
     assert_int_equal(store_read_segment(store, 1, &record, &error), STATUS_INPUT);
     assert_non_null(strstr(error.text, "segments/000001.h5"));
     error_clear(&error);
-    run("rm '%s/segments/000001.h5'%s", folder, "");
+    run(folder, "rm $STORE/segments/000001.h5");
     assert_int_equal(store_read_segment(store, 1, &record, &error), STATUS_INPUT);
     assert_non_null(strstr(error.text, "No such file"));
     segment_record_fini(&record);
@@ -362,7 +362,7 @@ static void test_cut_store_json(void **state)
         assert_int_equal(store_open(folder, &store, NULL), STATUS_INPUT);
     }
     memory_free(text);
-    run("rm '%s/store.json'%s", folder, "");
+    run(folder, "rm $STORE/store.json");
     struct store *store = NULL;
     assert_int_equal(store_open(folder, &store, NULL), STATUS_INPUT);
     assert_int_equal(info_print(folder, NULL), STATUS_INPUT);
@@ -573,34 +573,35 @@ static void test_flipped_anywhere_in_the_index(void **state)
 static void test_faults_of_the_folder(void **state)
 {
     static const struct {
-        const char *command; /* of the folder, twice */
+        const char *command;
         const char *message;
         int n_faults; /* -1: any but 0 */
     } rows[] = {
-        {"rm '%s/segments/000003.h5'%.0s", "segments/000003.h5: it is missing", 1},
-        {"truncate -s 5000 '%s/segments/000004.h5'%.0s",
+        {"rm $STORE/segments/000003.h5", "segments/000003.h5: it is missing", 1},
+        {"truncate -s 5000 $STORE/segments/000004.h5",
          "segments/000004.h5: it has 5000 bytes, store.json says", -1},
-        {"truncate -s 0 '%s/segments/000004.h5'%.0s", "segments/000004.h5: it has 0 bytes", -1},
-        {"printf x >> '%s/segments/000004.h5'%.0s", "segments/000004.h5: it has", 1},
-        {"cp '%s/segments/000000.h5' '%s/segments/000009.h5'",
+        {"truncate -s 0 $STORE/segments/000004.h5", "segments/000004.h5: it has 0 bytes", -1},
+        {"printf x >> $STORE/segments/000004.h5", "segments/000004.h5: it has", 1},
+        {"cp $STORE/segments/000000.h5 $STORE/segments/000009.h5",
          "segments/000009.h5: store.json does not list it", 1},
-        {"cp '%s/segments/000000.h5' '%s/segments/junk'", "segments/junk: store.json does not list it", 1},
-        {"touch '%s/segments/.000001.h5.host.12.tmp'%.0s", "note: segments/.000001.h5.host.12.tmp", 0},
-        {"touch '%s/.store.json.host.12.tmp'%.0s", "note: .store.json.host.12.tmp", 0},
-        {"touch '%s/notes.txt'%.0s", "", 0},
-        {"cp '%s/segments/000000.h5' '%s/segments/000003.h5'",
+        {"cp $STORE/segments/000000.h5 $STORE/segments/junk", "segments/junk: store.json does not list it",
+         1},
+        {"touch $STORE/segments/.000001.h5.host.12.tmp", "note: segments/.000001.h5.host.12.tmp", 0},
+        {"touch $STORE/.store.json.host.12.tmp", "note: .store.json.host.12.tmp", 0},
+        {"touch $STORE/notes.txt", "", 0},
+        {"cp $STORE/segments/000000.h5 $STORE/segments/000003.h5",
          "segments/000003.h5: attribute unit is 0, expected 3", -1},
-        {"rm '%s/store.h5'%.0s", "store.h5: it cannot be read (No such file or directory)", 1},
-        {"truncate -s 700 '%s/store.h5'%.0s", "store.h5", 1},
-        {"cp '%s/segments/000000.h5' '%s/store.h5'", "store.h5: it has", -1},
-        {"rm -r '%s/segments'%.0s", "segments/000000.h5: it is missing", -1},
+        {"rm $STORE/store.h5", "store.h5: it cannot be read (No such file or directory)", 1},
+        {"truncate -s 700 $STORE/store.h5", "store.h5", 1},
+        {"cp $STORE/segments/000000.h5 $STORE/store.h5", "store.h5: it has", -1},
+        {"rm -r $STORE/segments", "segments/000000.h5: it is missing", -1},
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct report r;
         char folder[PATH_BYTES];
         copy_store(folder);
-        run(rows[i].command, folder, folder);
+        run(folder, rows[i].command);
         int64_t n = verify(folder, &r);
         assert_says(&r, rows[i].message);
         if (rows[i].n_faults < 0 ? n == 0 : n != rows[i].n_faults)
@@ -700,7 +701,7 @@ static void test_stale_index(void **state)
     (void)state;
     copy_store(folder);
     assert_int_equal(store_open(folder, &store, NULL), STATUS_OK);
-    run("rm '%s/segments/000004.h5'%s", folder, "");
+    run(folder, "rm $STORE/segments/000004.h5");
     store->segments[4].bytes = 0;
     store->complete = false;
     assert_int_equal(store_write(store, NULL, NULL), STATUS_OK);
@@ -720,8 +721,8 @@ static void test_everything_at_once(void **state)
     char folder[PATH_BYTES], path[2 * PATH_BYTES];
     (void)state;
     copy_store(folder);
-    run("rm '%s/segments/000000.h5' '%s/segments/000002.h5'", folder, folder);
-    run("truncate -s -1 '%s/segments/000001.h5'%s", folder, "");
+    run(folder, "rm $STORE/segments/000000.h5 $STORE/segments/000002.h5");
+    run(folder, "truncate -s -1 $STORE/segments/000001.h5");
     snprintf(path, sizeof path, "%s/segments/000003.h5", folder);
     flip(path, find_chunk(path, "all/layers/0/layer_output", 8));
     edit(folder, "\"unit\": 4, \"file\": \"segments/000004.h5\", \"first_sequence\": 14",
@@ -742,7 +743,7 @@ static void test_index_without_a_segment(void **state)
     struct error error = {0};
     (void)state;
     copy_store(folder);
-    run("rm '%s/segments/000003.h5'%s", folder, "");
+    run(folder, "rm $STORE/segments/000003.h5");
     if (index_build(folder, &error) != STATUS_OK)
         fail_msg("%s", error.text);
     assert_int_equal(store_open(folder, &store, NULL), STATUS_OK);
@@ -754,7 +755,7 @@ static void test_index_without_a_segment(void **state)
         all += store->segments[u].n_rows[0];
     assert_int_equal(n, all - store->segments[3].n_rows[0]);
     store_close(store);
-    run("truncate -s 2000 '%s/segments/000001.h5'%s", folder, "");
+    run(folder, "truncate -s 2000 $STORE/segments/000001.h5");
     assert_int_equal(index_build(folder, &error), STATUS_INPUT);
     assert_non_null(strstr(error.text, "segments/000001.h5"));
     remove_store(folder);
@@ -769,6 +770,7 @@ static int make_original(void **state)
     snprintf(original, sizeof original, "/tmp/actdump-store-XXXXXX");
     if (mkdtemp(original) == NULL)
         return 1;
+    setenv("ORIGINAL", original, 1);
     made_up_init(&m, 1);
     if (made_up_store(&m, original, 2, N_UNITS, &error) != STATUS_OK)
         fail_msg("%s", error.text);

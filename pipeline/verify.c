@@ -120,10 +120,13 @@ static void check_records(struct verify *v)
         verify_fault(v, "store.json",
                      "it says that the store is complete, but lists %" PRId64 " of %" PRId64 " segments",
                      n_segments, store->n_units);
-    else if (!store->complete && n_segments == store->n_units)
+    else if (!store->complete && n_segments == store->n_units && store->index_bytes > 0)
         verify_fault(v, "store.json",
-                     "it says that the store is not complete, but lists all %" PRId64 " segments",
+                     "it says that the store is not complete, but lists all %" PRId64
+                     " segments and an index",
                      n_segments);
+    else if (!store->complete && n_segments == store->n_units)
+        verify_note(v, "store.json", "all segments are there, but not their index: `actdump index` makes it");
     else if (!store->complete)
         verify_note(v, "store.json", "the store is not complete: %" PRId64 " of %" PRId64 " units are done",
                     n_segments, store->n_units);

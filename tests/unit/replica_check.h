@@ -66,6 +66,9 @@ static inline void keeper_collect(const struct keeper *k, const struct kept *sit
     }
     int32_t *whole = malloc((size_t)(data.rows * data.cols) * sizeof *whole);
     k->backend->ops->collect(k->backend, data, NULL, data.rows, DTYPE_I32, whole);
+    struct error error = {0};
+    if (k->backend->ops->synchronize(k->backend, &error) != STATUS_OK)
+        fail_msg("%s", error.text);
     for (int64_t i = 0; i < data.rows * data.cols; i++)
         to[i] = (float)whole[i];
     free(whole);

@@ -3,6 +3,7 @@
 # tests and the main whole-program tests), tsan (the threaded parts). All stages run even where one fails; the last line
 # sums them up and the exit status is 0 only where every test of every stage passed.
 #   tests/run.sh [release|asan|tsan ...]
+# CMAKE_ARGS in the environment goes to CMake: CMAKE_ARGS=-DACTDUMP_CUDA=OFF tests/run.sh release
 set -u
 cd "$(dirname "$0")/.." || exit 1
 jobs=${JOBS:-$(nproc)}
@@ -12,9 +13,13 @@ rm -f "$results"/*.xml
 status=0
 
 build() { # preset, folder
+  # shellcheck disable=SC2086 # CMAKE_ARGS holds words
   printf '== %s: building in %s\n' "$1" "$2"
   local log=$results/build-$1.log
-  if ! { cmake --preset "$1" -DACTDUMP_PYTHON="$PWD/build/venv/bin/python" && cmake --build "$2" -j "$jobs" -- -k; } >"$log" 2>&1; then
+  if ! {
+    cmake --preset "$1" -DACTDUMP_PYTHON="$PWD/build/venv/bin/python" ${CMAKE_ARGS:-} &&
+      cmake --build "$2" -j "$jobs" -- -k
+  } >"$log" 2>&1; then
     grep -E -A 8 'error:|Error at|undefined reference' "$log" | head -n 60
     printf '== %s: the build failed, its log is %s\n' "$1" "$log"
     status=1

@@ -318,15 +318,21 @@ enum status index_build(const char *folder, struct error *error)
     struct index_merge merge = {0};
     cJSON *statistics = NULL;
     enum status status;
+    int64_t n_committed = 0;
     hdf5_start();
     TRY_ELSE(store_open(folder, &store, error), done);
     TRY_ELSE(index_merge_create(&store->layout, &merge, error), done);
-    for (int64_t u = 0; u < store->n_units; u++)
-        if (store->segments[u].bytes > 0)
-            TRY_ELSE(merge_segment(&merge, store, u, error), done);
+    for (int64_t u = 0; u < store->n_units; u++) {
+        if (store->segments[u].bytes == 0)
+            continue;
+        n_committed++;
+        TRY_ELSE(merge_segment(&merge, store, u, error), done);
+    }
     statistics = index_statistics_json(&merge); /* before the merged arrays turn into variances */
     TRY_ELSE(write_file(store, &merge, error), done);
     TRY_ELSE(hash_index(store, error), done);
+    /* Only now, with store.h5 in place, may the store call itself complete. */
+    store->complete = n_committed == store->n_units;
     status = store_write(store, statistics, error);
 done:
     cJSON_Delete(statistics);

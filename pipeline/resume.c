@@ -2,6 +2,7 @@
 
 #include "kernels/base/log.h"
 #include "kernels/base/memory.h"
+#include "pipeline/files.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -90,18 +91,16 @@ static bool ends_with(const char *name, const char *end)
     return n >= m && strcmp(name + n - m, end) == 0;
 }
 
-/* Looks through segments/: removes temporary files, and counts segments. */
-static enum status sweep(const struct store *store, int64_t *n_segments, struct error *error)
+/* Looks through a folder of the store: removes temporary files, and counts segments. */
+static enum status sweep(const char *folder, int64_t *n_segments, struct error *error)
 {
-    char folder[4096], path[4400];
-    snprintf(folder, sizeof folder, "%s/segments", store->folder);
+    char path[FILES_PATH_BYTES];
     DIR *listing = opendir(folder);
     if (listing == NULL)
         return error_set_errno(error, STATUS_INPUT, errno, "%s cannot be read", folder);
-    *n_segments = 0;
     for (struct dirent *entry; (entry = readdir(listing)) != NULL;) {
         *n_segments += entry->d_name[0] != '.' && ends_with(entry->d_name, ".h5");
-        if (entry->d_name[0] != '.' || !ends_with(entry->d_name, ".tmp"))
+        if (!files_is_temporary(entry->d_name))
             continue;
         snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
         log_info("removing %s, which an earlier job left", path);
@@ -114,7 +113,11 @@ static enum status sweep(const struct store *store, int64_t *n_segments, struct 
 enum status resume_prepare(struct store *now, struct corpus *corpus, bool *done, struct error *error)
 {
     int64_t n_segments = 0, n_done = 0;
-    TRY(sweep(now, &n_segments, error));
+    char segments[FILES_PATH_BYTES];
+    snprintf(segments, sizeof segments, "%s/segments", now->folder);
+    TRY(sweep(now->folder, &n_segments, error));
+    n_segments = 0; /* store.h5 is none */
+    TRY(sweep(segments, &n_segments, error));
     if (store_exists(now->folder)) {
         TRY(go_on(now, corpus, done, error));
     } else if (n_segments > 0) {

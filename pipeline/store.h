@@ -57,7 +57,8 @@ enum status store_read_segment(const struct store *store, int64_t unit, struct s
 
 /* Builds store.h5 from store.json and the segments: virtual datasets with relative source paths, NaN where a
  * segment is missing (integers: -1), attributes and dimension labels as in the segments, merged /statistics.
- * Rewrites store.json with the statistics' scalars. Atomic like all else. */
+ * Then rewrites store.json with the statistics' scalars, and with complete where every unit is committed: a
+ * store calls itself complete only when store.h5 is there. Atomic like all else. */
 enum status index_build(const char *folder, struct error *error);
 
 /* What verify calls for each fault it finds: which file, what was found, what was expected. */

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static enum status record(struct error *error, enum status status, const char *tail, const char *format,
-                          va_list args)
+__attribute__((format(printf, 4, 0))) static enum status
+record(struct error *error, enum status status, const char *tail, const char *format, va_list args)
 {
     if (error == NULL || error->status != STATUS_OK)
         return status;

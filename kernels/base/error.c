@@ -11,6 +11,11 @@ record(struct error *error, enum status status, const char *tail, const char *fo
         return status;
     error->status = status;
     int length = vsnprintf(error->text, sizeof error->text, format, args);
+    /* What a message quotes from a broken file may hold anything; a sentence stays one line. */
+    for (char *c = error->text; *c != '\0'; c++) {
+        if ((unsigned char)*c < 0x20 || *c == 0x7f)
+            *c = '?';
+    }
     if (tail != NULL && length >= 0 && (size_t)length < sizeof error->text)
         snprintf(error->text + length, sizeof error->text - (size_t)length, ": %s", tail);
     return status;

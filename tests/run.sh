@@ -13,9 +13,9 @@ rm -f "$results"/*.xml
 status=0
 
 build() { # preset, folder
-  # shellcheck disable=SC2086 # CMAKE_ARGS holds words
   printf '== %s: building in %s\n' "$1" "$2"
   local log=$results/build-$1.log
+  # shellcheck disable=SC2086 # CMAKE_ARGS holds words
   if ! {
     cmake --preset "$1" -DACTDUMP_PYTHON="$PWD/build/venv/bin/python" ${CMAKE_ARGS:-} &&
       cmake --build "$2" -j "$jobs" -- -k

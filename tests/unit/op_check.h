@@ -130,6 +130,22 @@ static inline struct guarded guarded_random(enum dtype dtype, int64_t rows, int6
     return g;
 }
 
+static inline double *doubles_create(int64_t n)
+{
+    double *values = calloc((size_t)(n > 0 ? n : 1), sizeof *values);
+    assert_non_null(values);
+    return values;
+}
+
+/* The elements as float64, [rows, cols] without gaps: references read these, which is quicker. */
+static inline double *doubles_copy(const struct tensor *t)
+{
+    double *values = doubles_create(t->rows * t->cols);
+    for (int64_t i = 0; i < t->rows * t->cols; i++)
+        values[i] = element_get(t, i / t->cols, i % t->cols);
+    return values;
+}
+
 /* Compares with a float64 reference, [rows, cols] without gaps. An element is right within
  * absolute + relative * |reference|; infinities must be equal. bfloat16 outputs get half a unit in the last
  * place on top. Prints the error's share of the whole, the largest difference and the first bad index, and
@@ -234,13 +250,6 @@ static inline struct runs runs_make(struct run *list, const int *lengths, int n)
 static inline int64_t runs_tokens(const struct runs *runs)
 {
     return runs->n == 0 ? 0 : runs->list[runs->n - 1].start + (int64_t)runs->list[runs->n - 1].length;
-}
-
-static inline double *doubles_create(int64_t n)
-{
-    double *values = calloc((size_t)(n > 0 ? n : 1), sizeof *values);
-    assert_non_null(values);
-    return values;
 }
 
 #endif

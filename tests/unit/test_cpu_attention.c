@@ -44,15 +44,42 @@ struct attention_data {
     struct run list[8];
 };
 
-/* The score of query row t of a run against key row r, in float64. */
-static double score_get(const struct attention_args *a, int64_t t, int64_t r, int head)
+/* What the references read. */
+struct inputs {
+    const struct attention_args *args;
+    double *q, *k, *v;
+};
+
+static struct inputs inputs_create(const struct attention_args *args)
 {
-    int kv = head / (a->n_heads / a->n_kv_heads);
+    return (struct inputs){
+        .args = args, .q = doubles_copy(&args->q), .k = doubles_copy(&args->k), .v = doubles_copy(&args->v)};
+}
+
+static void inputs_destroy(struct inputs *in)
+{
+    free(in->q);
+    free(in->k);
+    free(in->v);
+}
+
+/* Row `row` of a head's columns. */
+static const double *head_get(const double *values, int64_t row, int64_t n_heads, int64_t head,
+                              int64_t head_dim)
+{
+    return values + (row * n_heads + head) * head_dim;
+}
+
+/* The score of query row t against key row r, in float64. */
+static double score_get(const struct inputs *in, int64_t t, int64_t r, int head)
+{
+    const struct attention_args *a = in->args;
+    const double *q = head_get(in->q, t, a->n_heads, head, a->head_dim);
+    const double *k = head_get(in->k, r, a->n_kv_heads, head / (a->n_heads / a->n_kv_heads), a->head_dim);
     double sum = 0;
 
     for (int i = 0; i < a->head_dim; i++)
-        sum += element_get(&a->q, t, (int64_t)head * a->head_dim + i) *
-               element_get(&a->k, r, (int64_t)kv * a->head_dim + i);
+        sum += q[i] * k[i];
     return sum * (double)a->scale;
 }
 
@@ -67,14 +94,14 @@ static int64_t first_key(const struct attention_args *a, int64_t run, int64_t t)
 
 /* probabilities[r] of query row t over key rows [first, t + past], at probabilities[r - first]; scores
  * likewise. */
-static void reference_row(const struct attention_args *a, int64_t run, int64_t t, int head, double *scores,
+static void reference_row(const struct inputs *in, int64_t run, int64_t t, int head, double *scores,
                           double *probabilities)
 {
-    int64_t first = first_key(a, run, t), n = t + a->past - first + 1;
+    int64_t first = first_key(in->args, run, t), n = t + in->args->past - first + 1;
     double largest = -INFINITY, sum = 0;
 
     for (int64_t i = 0; i < n; i++) {
-        scores[i] = score_get(a, t, first + i, head);
+        scores[i] = score_get(in, t, first + i, head);
         largest = fmax(largest, scores[i]);
     }
     for (int64_t i = 0; i < n; i++)
@@ -87,6 +114,7 @@ static void reference_attention(const struct attention_args *a, double *y)
 {
     int64_t n_keys = a->past + a->q.rows, width = (int64_t)a->n_heads * a->head_dim;
     double *scores = doubles_create(n_keys), *probabilities = doubles_create(n_keys);
+    struct inputs in = inputs_create(a);
 
     for (int64_t run = 0; run < a->runs.n; run++)
         for (int64_t i = 0; i < a->runs.list[run].length; i++)
@@ -94,14 +122,15 @@ static void reference_attention(const struct attention_args *a, double *y)
                 int64_t t = a->runs.list[run].start + i, first = first_key(a, run, t);
                 double *out = y + t * width + (int64_t)head * a->head_dim;
 
-                reference_row(a, run, t, head, scores, probabilities);
-                for (int64_t r = first; r <= t + a->past; r++)
+                reference_row(&in, run, t, head, scores, probabilities);
+                for (int64_t r = first; r <= t + a->past; r++) {
+                    const double *v =
+                        head_get(in.v, r, a->n_kv_heads, head / (a->n_heads / a->n_kv_heads), a->head_dim);
                     for (int d = 0; d < a->head_dim; d++)
-                        out[d] +=
-                            probabilities[r - first] *
-                            element_get(&a->v, r,
-                                        (int64_t)(head / (a->n_heads / a->n_kv_heads)) * a->head_dim + d);
+                        out[d] += probabilities[r - first] * v[d];
+                }
             }
+    inputs_destroy(&in);
     free(scores);
     free(probabilities);
 }
@@ -192,6 +221,7 @@ static void patterns_run(struct backend *b, const struct attention_case *c, enum
 
     double *want_scores = doubles_create(n * width), *want_probabilities = doubles_create(n * width);
     double *s = doubles_create(n_keys), *p = doubles_create(n_keys);
+    struct inputs in = inputs_create(a);
     for (int64_t i = 0; i < n * width; i++)
         want_scores[i] = -INFINITY;
     for (int64_t i = 0; i < n; i++)
@@ -202,7 +232,7 @@ static void patterns_run(struct backend *b, const struct attention_case *c, enum
             /* Of key row r: its position in the document's run. */
             int64_t shift = run == 0 ? data.list[0].position - c->past : -(data.list[run].start + c->past);
             int64_t first = first_key(a, run, t), at = (i * c->n_heads + head) * n_keys + first + shift;
-            reference_row(a, run, t, head, s, p);
+            reference_row(&in, run, t, head, s, p);
             for (int64_t j = 0; j <= t + c->past - first; j++) {
                 want_scores[at + j] = s[j];
                 want_probabilities[at + j] = p[j];
@@ -226,6 +256,7 @@ static void patterns_run(struct backend *b, const struct attention_case *c, enum
     check_same_bits(&alone.t, &probabilities.t, 0, n, what);
 
     free(want_scores), free(want_probabilities), free(s), free(p);
+    inputs_destroy(&in);
     guarded_destroy(&alone);
     guarded_destroy(&y);
     guarded_destroy(&scores);

@@ -23,31 +23,37 @@ static enum status read_gating(const struct json_object *c, struct model *m, str
     return STATUS_OK;
 }
 
-/* One of two words a layer; first where the list is missing. */
-static enum status read_word(const struct json_object *c, const char *key, const cJSON *list, int layer,
-                             const char *const words[2], bool *is_second, struct error *error)
+/* A list that holds one of two words for each layer. */
+struct word_list {
+    const char *key, *words[2];
+    const cJSON *list; /* NULL where the config has none */
+};
+
+/* Whether the layer's word is the second; *is_second stays where there is no list. */
+static enum status read_word(const struct json_object *c, const struct word_list *from, int layer,
+                             bool *is_second, struct error *error)
 {
-    if (list == NULL)
+    if (from->list == NULL)
         return STATUS_OK;
-    const cJSON *item = cJSON_GetArrayItem(list, layer);
+    const cJSON *item = cJSON_GetArrayItem(from->list, layer);
     char found[128];
     for (int i = 0; i < 2; i++) {
-        if (cJSON_IsString(item) && strcmp(item->valuestring, words[i]) == 0) {
+        if (cJSON_IsString(item) && strcmp(item->valuestring, from->words[i]) == 0) {
             *is_second = i == 1;
             return STATUS_OK;
         }
     }
-    return config_fail(c, key, error, "says layer %d is %s, expected \"%s\" or \"%s\"", layer,
-                       json_describe(item, found, sizeof found), words[0], words[1]);
+    return config_fail(c, from->key, error, "says layer %d is %s, expected \"%s\" or \"%s\"", layer,
+                       json_describe(item, found, sizeof found), from->words[0], from->words[1]);
 }
 
 static enum status read_blocks(const struct json_object *c, int n_heads, struct model *m, struct error *error)
 {
-    static const char *const kinds[2] = {"full_attention", "sliding_attention"}, *const mlps[2] = {"dense",
-                                                                                                   "sparse"};
-    const cJSON *types, *mlp_types, *heads;
-    TRY(config_layer_list(c, "layer_types", m->n_layers, &types, error));
-    TRY(config_layer_list(c, "mlp_layer_types", m->n_layers, &mlp_types, error));
+    struct word_list types = {.key = "layer_types", .words = {"full_attention", "sliding_attention"}};
+    struct word_list mlps = {.key = "mlp_layer_types", .words = {"dense", "sparse"}};
+    const cJSON *heads;
+    TRY(config_layer_list(c, types.key, m->n_layers, &types.list, error));
+    TRY(config_layer_list(c, mlps.key, m->n_layers, &mlps.list, error));
     TRY(config_layer_list(c, "num_attention_heads_per_layer", m->n_layers, &heads, error));
     for (int i = 0; i < m->n_layers; i++) {
         struct block *b = &m->blocks[i];
@@ -55,8 +61,8 @@ static enum status read_blocks(const struct json_object *c, int n_heads, struct 
         bool sparse = i > 0;
         char found[128];
         *b = (struct block){.mixer = MIXER_ATTENTION};
-        TRY(read_word(c, "layer_types", types, i, kinds, &b->sliding, error));
-        TRY(read_word(c, "mlp_layer_types", mlp_types, i, mlps, &sparse, error));
+        TRY(read_word(c, &types, i, &b->sliding, error));
+        TRY(read_word(c, &mlps, i, &sparse, error));
         const cJSON *item = heads != NULL ? cJSON_GetArrayItem(heads, i) : NULL;
         if (item != NULL && !json_get_integer(item, &own))
             own = 0;

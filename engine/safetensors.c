@@ -813,6 +813,20 @@ void checkpoint_prefetch(const struct checkpoint *checkpoint, const struct check
     memory_free(buffer);
 }
 
+void checkpoint_release(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor)
+{
+    const struct shard *shard = find_shard(checkpoint, tensor);
+    if (shard == NULL)
+        return;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)tensor->data,
+              end = begin + tensor->bytes;
+    /* Whole pages only: the ones at the ends may hold a neighbour that is still to come. */
+    begin = (begin + page - 1) / page * page;
+    end = end / page * page;
+    if (begin < end)
+        madvise((void *)begin, end - begin, MADV_DONTNEED);
+}
+
 /* ---- identity ---- */
 
 /* What goes into the digest for each file: its name with the NUL, its size as 8 bytes little-endian, its

@@ -53,6 +53,10 @@ enum status checkpoint_require(const struct checkpoint *checkpoint, const char *
  * nothing fails. */
 void checkpoint_prefetch(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor);
 
+/* The tensor's bytes have been used: their pages leave this process (they stay in the page cache), so that
+ * what is resident does not count a checkpoint twice. Using them again only reads them again. */
+void checkpoint_release(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor);
+
 /* What makes two checkpoints the same: XXH3-128 over names, sizes and contents of config.json, the index and
  * all shards, as 32 hexadecimal digits. Reads every byte once. */
 enum status checkpoint_identify(const char *folder, char digest[33], int64_t *bytes, struct error *error);

@@ -43,9 +43,8 @@ static enum status find(struct loader *l, const char *name, const int64_t *dims,
     snprintf(full, sizeof full, "%s%s", l->scope, name);
     TRY(checkpoint_require(l->checkpoint, full, dims, n_dims, out, error));
     l->used[l->n_tensors - 1] = *out;
-    if ((*out)->dtype == DTYPE_COUNT || !dtype_is_float((*out)->dtype))
-        return error_set(error, STATUS_INPUT, "%s: tensor %s is %s, expected F32, BF16 or F16", (*out)->file,
-                         full, (*out)->dtype_name);
+    if (l->is_needed)
+        checkpoint_prefetch(l->checkpoint, *out);
     return STATUS_OK;
 }
 
@@ -85,8 +84,15 @@ static enum status read_floats(struct loader *l, const char *name, const int64_t
         n *= (size_t)dims[i];
     TRY(memory_allocate_array(&memory, n, sizeof(float), name, error));
     dtype_convert(memory, DTYPE_F32, t->data, t->dtype, n);
+    checkpoint_release(l->checkpoint, t);
     *out = memory;
     return STATUS_OK;
+}
+
+static void release(struct loader *l, const struct checkpoint_tensor *const *tensors, int n)
+{
+    for (int i = 0; i < n; i++)
+        checkpoint_release(l->checkpoint, tensors[i]);
 }
 
 enum status loader_fused_vector(struct loader *l, const struct loader_part *parts, int n_parts,
@@ -112,6 +118,7 @@ enum status loader_fused_vector(struct loader *l, const struct loader_part *part
         dtype_convert(at, DTYPE_F32, tensors[i]->data, tensors[i]->dtype, (size_t)parts[i].rows);
     enum status status = put_vector(l, memory, n, out, error);
     memory_free(memory);
+    release(l, tensors, n_parts);
     return status;
 }
 
@@ -222,10 +229,13 @@ enum status loader_fused(struct loader *l, const struct loader_part *parts, int 
         struct tensor as_it_lies = {.dtype = tensors[0]->dtype, .rows = rows, .cols = k, .stride = k};
         memcpy(&as_it_lies.data, &tensors[0]->data,
                sizeof as_it_lies.data); /* only read, though a view cannot say so */
-        return put_matrix(l, &as_it_lies, tensors[0]->name, out, error);
+        enum status alone = put_matrix(l, &as_it_lies, tensors[0]->name, out, error);
+        release(l, tensors, 1);
+        return alone;
     }
     struct tensor joined;
     TRY(join(tensors, n_parts, rows, k, &joined, error));
+    release(l, tensors, n_parts);
     enum status status = put_matrix(l, &joined, tensors[0]->name, out, error);
     memory_free(joined.data);
     return status;
@@ -258,6 +268,7 @@ static enum status put_table(struct loader *l, const struct checkpoint_tensor *t
         l->backend->ops->upload(l->backend, tensor_row(table, r), memory, (size_t)n * row);
     }
     memory_free(memory);
+    checkpoint_release(l->checkpoint, t);
     return STATUS_OK;
 }
 

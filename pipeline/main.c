@@ -2,6 +2,7 @@
 #include "kernels/base/log.h"
 #include "pipeline/commands.h"
 
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -51,6 +52,10 @@ int main(int argc, char **argv)
         print_help(stderr);
         return STATUS_USAGE;
     }
+    /* Large blocks go back to the system when they are freed. Left to itself glibc raises this with every
+     * freed block, and the buffers of loading then stay behind as holes: 15 % more than planned for a mixture
+     * of experts. */
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);
     struct error error = {0};
     enum status status = command->run(argc - 1, argv + 1, &error);
     if (error.status != STATUS_OK)

@@ -1,5 +1,6 @@
 #include "kernels/base/log.h"
 #include "kernels/base/memory.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "pipeline/commands.h"
 #include "pipeline/device.h"
 #include "pipeline/measure.h"
@@ -14,6 +15,9 @@
 
 /* Readers of store.h5 open every segment that they touch. */
 #define MANY_SEGMENTS 4096
+
+/* What the program, its libraries and their threads take before anything of a job's: measured, Debian 12. */
+#define PROGRAM_BYTES 60e6
 
 struct bill {
     struct job *job;
@@ -131,26 +135,42 @@ static enum status print_captures(const struct bill *bill, struct error *error)
     return STATUS_OK;
 }
 
+/* Whether what lies on a GPU fits there. */
+static enum status print_device_memory(double needed, struct error *error)
+{
+    size_t free_bytes, total_bytes;
+    char a[32], b[32], c[32];
+    TRY(backend_cuda_memory(0, &free_bytes, &total_bytes, error));
+    needed += (double)backend_cuda_reserved_bytes();
+    printf("on the GPU: %s of weights, workspace and buffers; %s of %s are free: it %s\n",
+           table_bytes(needed, a, sizeof a), table_bytes((double)free_bytes, b, sizeof b),
+           table_bytes((double)total_bytes, c, sizeof c),
+           needed <= (double)free_bytes ? "fits" : "does not fit");
+    return STATUS_OK;
+}
+
 static enum status print_memory(const struct bill *bill, struct error *error)
 {
     struct replica_memory memory;
-    char weights[32], workspace[32], carry[32], writer[32], total[32];
+    char weights[32], workspace[32], carry[32], writer[32], program[32], total[32];
     struct writer_options options = {
         .folder = bill->job->store_path,
         .n_threads = device_writer_threads(device_count_threads(bill->job->n_threads, 1))};
-    size_t buffers = writer_bytes(&bill->plan->layout, &options);
+    double buffers = (double)writer_bytes(&bill->plan->layout, &options);
     TRY(replica_plan(bill->model, bill->backend, watch_observer(bill->watch), &bill->plan->limits, &memory,
                      error));
+    double replica = (double)(memory.weights + memory.workspace + memory.carry);
+    double host = PROGRAM_BYTES + buffers + (bill->backend->is_host ? replica : 0);
     printf("memory a rank: weights %s, workspace %s, carried state %s, chunks being written %s, the program "
-           "itself "
-           "about %s: %s\n",
+           "itself about "
+           "%s\n",
            table_bytes((double)memory.weights, weights, sizeof weights),
            table_bytes((double)memory.workspace, workspace, sizeof workspace),
            table_bytes((double)memory.carry, carry, sizeof carry),
-           table_bytes((double)buffers, writer, sizeof writer), "60 MB",
-           table_bytes((double)(memory.weights + memory.workspace + memory.carry + buffers) + 60e6, total,
-                       sizeof total));
-    return STATUS_OK;
+           table_bytes(buffers, writer, sizeof writer), table_bytes(PROGRAM_BYTES, program, sizeof program));
+    printf("memory a rank on the host: about %.0f bytes (%s)\n", host,
+           table_bytes(host, total, sizeof total));
+    return bill->backend->is_host ? STATUS_OK : print_device_memory(replica, error);
 }
 
 static enum status print_bill(const struct bill *bill, int64_t measure, struct error *error)

@@ -1,5 +1,7 @@
 #include "pipeline/device.h"
 
+#include "kernels/cuda/cuda_backend.h"
+
 #include <sched.h>
 #include <unistd.h>
 
@@ -25,9 +27,28 @@ int device_writer_threads(int n_threads)
     return (n_threads + 3) / 4;
 }
 
+/* The GPU of this rank: rank k of a node takes GPU k. */
+static enum status open_gpu(const struct device_request *request, int n_devices, struct backend **out,
+                            struct error *error)
+{
+    if (request->node_count > n_devices)
+        return error_set(error, STATUS_DEVICE,
+                         "this node has %d ranks and %d GPUs that they may use; one rank takes one GPU",
+                         request->node_count, n_devices);
+    return backend_create_cuda(request->node_rank, request->tf32, out, error);
+}
+
 enum status device_open(const struct device_request *request, struct backend **out, struct error *error)
 {
+    struct error reason = {0};
+    if (request->device == DEVICE_CPU)
+        return backend_create_cpu(request->n_threads, out, error);
+    int n_devices = backend_cuda_device_count(&reason);
+    if (n_devices > 0)
+        return open_gpu(request, n_devices, out, error);
     if (request->device == DEVICE_CUDA)
-        return error_set(error, STATUS_DEVICE, "model.device is cuda, and this build of actdump has no CUDA");
+        return error_set(error, STATUS_DEVICE, "model.device is \"cuda\": %s",
+                         reason.status != STATUS_OK ? reason.text
+                                                    : "there is no GPU that this process may use");
     return backend_create_cpu(request->n_threads, out, error);
 }

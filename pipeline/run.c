@@ -78,6 +78,20 @@ static enum status open_inputs(struct job_run *run, struct error *error)
     return STATUS_OK;
 }
 
+/* What of the corpus is not as one might think. */
+static void mention_corpus(const struct job_run *run)
+{
+    int64_t n_empty = corpus_n_empty(run->corpus), limit = run->job->corpus.limit;
+    if (!run->is_first)
+        return;
+    if (limit > run->plan->n_sequences)
+        log_warning("corpus.limit is %lld, but there are only %lld sequences (%lld tokens)", (long long)limit,
+                    (long long)run->plan->n_sequences, (long long)run->plan->n_tokens);
+    if (n_empty > 0)
+        log_info("%lld of the corpus' %lld documents are empty and give no rows", (long long)n_empty,
+                 (long long)corpus_n_documents(run->corpus));
+}
+
 /* Rank 0: what the store is and what of it is there. */
 static enum status open_store(struct job_run *run, struct error *error)
 {
@@ -497,8 +511,10 @@ static enum status finish_early(struct job_run *run, struct error *error)
 static enum status run_all(struct job_run *run, struct error *error)
 {
     struct error mine = {0};
-    if (open_inputs(run, &mine) == STATUS_OK)
+    if (open_inputs(run, &mine) == STATUS_OK) {
+        mention_corpus(run);
         open_store(run, &mine);
+    }
     if (ranks_agree(run->ranks, &mine) != STATUS_OK)
         return error_set(error, mine.status, "%s", mine.text);
     ranks_broadcast(run->ranks, run->done, (size_t)run->plan->n_units * sizeof *run->done);

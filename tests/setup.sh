@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, and says nothing where nothing is.
 #   tests/setup.sh packages   Debian packages to build and run with (needs root or sudo, else names what to install)
+#   tests/setup.sh slurm      the packages of the one-node Slurm that a test starts; going on without is fine
 #   tests/setup.sh venv       build/venv with the Python packages of the tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,17 +9,20 @@ cd "$(dirname "$0")/.."
 packages=(build-essential cmake pkg-config libhdf5-dev libzstd-dev libcjson-dev libxxhash-dev libdnnl-dev
   libopenmpi-dev openmpi-bin libcmocka-dev python3-venv)
 
+# A one-node Slurm, for the test of the sbatch script alone. Where it cannot be had that test skips and says so.
+slurm_packages=(slurm-wlm munge)
+
 say() { printf 'setup: %s\n' "$*"; }
 
 is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
-install_packages() {
+install_packages() { # packages ...
   if ! command -v dpkg-query >/dev/null; then
     say "not a Debian system: needed are a C compiler, CMake 3.21, pkg-config, HDF5, zstd, cJSON, xxHash, oneDNN, MPI, CMocka, Python's venv"
     return 0
   fi
   local missing=() package
-  for package in "${packages[@]}"; do
+  for package in "$@"; do
     is_installed "$package" || missing+=("$package")
   done
   [ ${#missing[@]} -eq 0 ] && return 0
@@ -56,10 +60,11 @@ make_venv() {
 }
 
 case "${1:-}" in
-packages) install_packages ;;
+packages) install_packages "${packages[@]}" ;;
+slurm) install_packages "${slurm_packages[@]}" || say "going on without Slurm: its test will skip" ;;
 venv) make_venv ;;
 *)
-  echo "usage: tests/setup.sh packages|venv" >&2
+  echo "usage: tests/setup.sh packages|slurm|venv" >&2
   exit 2
   ;;
 esac

@@ -153,19 +153,14 @@ static void complete(warp_pending &p)
             threads[p.warp * warp_size + lane].state = THREAD_READY;
 }
 
-/* The operation that this call belongs to, begun where it is the first to come; null after a fault. */
-static warp_pending *join(warp_call &call, unsigned warp, unsigned lane)
+/* The operation that this call belongs to, begun where it is the first to come. Lanes that were to meet and
+ * come to different ones wait for ever, which open_barrier finds. */
+static warp_pending *join(warp_call &call, unsigned warp)
 {
-    for (warp_pending &p : pending) {
-        if (p.warp != warp || (p.first->mask & call.mask) == 0)
-            continue;
-        if (p.first->mask == call.mask && p.first->kind == call.kind && p.first->line == call.line)
+    for (warp_pending &p : pending)
+        if (p.warp == warp && p.first->mask == call.mask && p.first->kind == call.kind &&
+            p.first->line == call.line && p.first->file == call.file)
             return &p;
-        fault("%s:%d: lane %u comes with mask %08x while others of it wait at %s:%d with mask %08x",
-              base_name(call.file), call.line, lane, call.mask, base_name(p.first->file), p.first->line,
-              p.first->mask);
-        return nullptr;
-    }
     warp_pending p = {};
     p.warp = warp;
     p.first = &call;
@@ -196,7 +191,7 @@ void warp_arrive(warp_call &call)
 {
     unsigned warp = running / warp_size, lane = running % warp_size;
     counts.warp_operations++;
-    warp_pending *p = check_mask(call, warp, lane) ? join(call, warp, lane) : nullptr;
+    warp_pending *p = check_mask(call, warp, lane) ? join(call, warp) : nullptr;
     if (p == nullptr)
         stop_here();
     p->calls[lane] = &call;

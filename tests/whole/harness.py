@@ -4,12 +4,11 @@ The program is $ACTDUMP (ctest sets it), else the one in build/."""
 import contextlib
 import json
 import os
-import selectors
 import shutil
 import signal
 import struct
 import subprocess
-import time
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,8 +41,6 @@ class Outcome:
     status: int  # exit status; negative: ended by that signal
     out: str
     err: str
-    peak_bytes: int  # largest resident set of the process or of any that it started and waited for
-    seconds: float
 
     @property
     def text(self):
@@ -71,39 +68,34 @@ def environment(**changes):
 
 def actdump(*arguments, ranks=None, env=None, cwd=None, timeout=200):
     """Runs actdump to its end and says how it ended."""
-    begun = time.monotonic()
-    process = subprocess.Popen(command(*arguments, ranks=ranks), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, env=environment(**(env or {})), cwd=cwd, start_new_session=True)
+    return run_command(command(*arguments, ranks=ranks), env, cwd, timeout)
+
+
+def run_command(line, env=None, cwd=None, timeout=200):
+    process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               errors="replace", env=environment(**(env or {})), cwd=cwd, start_new_session=True)
     try:
-        out, err, peak_bytes = collect(process, timeout)
+        out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.communicate()
         raise
-    return Outcome(process.returncode, out, err, peak_bytes, time.monotonic() - begun)
+    return Outcome(process.returncode, out, err)
 
 
-def collect(process, timeout):
-    """Reads both pipes to their end, then reaps the child with its resource usage: (out, err, peak resident bytes)."""
-    parts, deadline = {process.stdout: [], process.stderr: []}, time.monotonic() + timeout
-    with selectors.DefaultSelector() as selector:
-        for pipe in parts:
-            selector.register(pipe, selectors.EVENT_READ)
-        while selector.get_map():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise subprocess.TimeoutExpired(process.args, timeout)
-            for key, _ in selector.select(min(left, 1.0)):
-                data = os.read(key.fd, 1 << 16)
-                parts[key.fileobj].append(data)
-                if not data:
-                    selector.unregister(key.fileobj)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    for pipe in parts:
-        pipe.close()
-    out, err = (b"".join(parts[p]).decode(errors="replace") for p in (process.stdout, process.stderr))
-    return out, err, usage.ru_maxrss * 1024
+# A process's peak counts what its parent held when it was forked: a parent of a few MiB starts it, not this one.
+MEASURE = """
+import resource, subprocess, sys
+status = subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL).returncode
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def peak_memory(*arguments):
+    """Runs actdump, which must succeed; returns the largest resident set of its life, in bytes."""
+    outcome = run_command([sys.executable, "-S", "-c", MEASURE, *command(*arguments)]).expect(OK)
+    return int(outcome.err.splitlines()[-1]) * 1024
 
 
 # ---------------------------------------------------------------- jobs

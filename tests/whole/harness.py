@@ -68,7 +68,14 @@ def environment(**changes):
 
 def actdump(*arguments, ranks=None, env=None, cwd=None, timeout=200):
     """Runs actdump to its end and says how it ended."""
-    return run_command(command(*arguments, ranks=ranks), env, cwd, timeout)
+    return run_command(command(*arguments, ranks=ranks), {**without_leaks(arguments), **(env or {})}, cwd, timeout)
+
+
+def without_leaks(arguments):
+    """The leak check is for commands without MPI: Open MPI closes plugins that leaked, and a leak of a closed plugin can
+    no longer be told from one of ours. What `run` calls is checked for leaks in the unit tests."""
+    options = os.environ.get("ASAN_OPTIONS", "")
+    return {"ASAN_OPTIONS": options.replace("detect_leaks=1", "detect_leaks=0")} if arguments[:1] == ("run",) else {}
 
 
 def run_command(line, env=None, cwd=None, timeout=200):

@@ -14,7 +14,8 @@ def start(job, ranks=None, *arguments, env=None):
     out, err = (open(job.parent / f"{job.stem}.{kind}", "ab") for kind in ("out", "err"))
     try:
         return subprocess.Popen(harness.command("run", job, *arguments, ranks=ranks), stdin=subprocess.DEVNULL, stdout=out,
-                                stderr=err, env=harness.environment(**(env or {})), start_new_session=True)
+                                stderr=err, env=harness.environment(**harness.without_leaks(("run",)), **(env or {})),
+                                start_new_session=True)
     finally:
         out.close()
         err.close()

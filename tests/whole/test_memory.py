@@ -17,10 +17,10 @@ def runs(tmp_path_factory):
     for times in (1, 10):
         folder = tmp_path_factory.mktemp(f"times{times}")
         rng = np.random.default_rng(1)
-        lengths = np.tile(rng.integers(1, 400, 200), times)
+        lengths = np.tile(rng.integers(1, 400, 400), times)
         corpus = harness.write_corpus(folder / "tokens", [rng.integers(0, 97, n) for n in lengths])
         job, store = harness.make_job(folder, checkpoint=harness.FIXTURES / "mamba", corpus=corpus, context=256,
-                                      captures=CAPTURES, store_options={"unit_tokens": 8192})
+                                      captures=CAPTURES)
         peaks.append((harness.peak_memory("run", job), store))
     return peaks
 

@@ -24,6 +24,8 @@ ZSTD_FILTER = 32015
 OPEN_FILES = 64  # segments kept open at a time
 # What an element is read as. bfloat16 stays its 16 bits until someone asks for numbers.
 STORED = {"float32": "<f4", "bfloat16": "<u2", "float16": "<f2", "int32": "<i4", "int64": "<i8"}
+NO_CACHE = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+NO_CACHE.set_chunk_cache(0, 0, 1.0)
 ROW_TABLES = ("input_ids", "position", "sequence", "document")
 
 
@@ -351,11 +353,12 @@ class _Files:
             return datasets[path]
         where = f"{self.store.path / self.store.segments[i]['file']}: /{path}"
         try:
-            data = file[path]
-        except KeyError:
-            raise SegmentError(f"{where} is not there, store.json lists it") from None
-        if not isinstance(data, h5py.Dataset) or data.shape != shape:
-            raise SegmentError(f"{where} is {getattr(data, 'shape', 'a group')}, expected {shape}")
+            # Values are read by whole chunks: HDF5 need not keep any. The small tables are read piece by piece.
+            data = h5py.Dataset(h5py.h5d.open(file.id, path.encode(), NO_CACHE if len(shape) > 1 else None))
+        except (KeyError, TypeError, ValueError):
+            raise SegmentError(f"{where} is not there, or is no dataset; store.json lists it") from None
+        if data.shape != shape:
+            raise SegmentError(f"{where} is {data.shape}, expected {shape}")
         kind, width = data.id.get_type().get_class(), data.id.get_type().get_size()
         if width != stored.itemsize or kind != (h5py.h5t.FLOAT if is_float else h5py.h5t.INTEGER):
             raise SegmentError(f"{where} has elements of {width} bytes and of HDF5 class {kind}, store.json says "

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""How fast a store is read: in order and shuffled, against the limit and against plain h5py.
+
+    python python/bench_reading.py STORE [CAPTURE] [--seconds 3] [--rounds 3]
+
+The limit is reading and decompressing every chunk once into the same memory, and nothing else. Figures are of raw bytes
+of the capture's values, the median of rounds that take the ways in turn, in one process (HDF5 reads with one thread; a
+loader's workers are processes). The page cache is warm after the first round."""
+import argparse
+import json
+import statistics
+import time
+
+import h5py
+import numpy as np
+
+import actdump
+from actdump.epoch import POOL_BYTES, Epoch, Rows
+
+
+def read_chunks(rows: Rows):
+    """Every chunk of every value into one buffer."""
+    for value in rows.values:
+        buffer = np.empty((value.chunk_rows, *value.row_shape), value.stored_dtype)
+        for i in range(len(value.store.segments)):
+            n_rows = int(value.first[i + 1] - value.first[i])
+            for begin in range(0, n_rows, value.chunk_rows):
+                value.read_segment(i, begin, buffer[:min(value.chunk_rows, n_rows - begin)])
+        yield len(value) * value.row_bytes
+
+
+def read_in_order(rows: Rows, span=16384):
+    for value in rows.values:
+        for begin in range(0, len(value), span):
+            yield value.read(slice(begin, begin + span), raw=True).nbytes
+
+
+def read_shuffled(rows: Rows, batch_size, seed=0):
+    while True:
+        for batch in Epoch(rows, batch_size, seed=seed).batches():
+            yield sum(x.nbytes for x in batch.values())
+        seed += 1
+
+
+def read_with_workers(loader):
+    while True:
+        for batch in loader:
+            yield sum(x.nbytes for x in batch.values())
+
+
+def read_rows_of_h5py(path, rows: Rows, seed=0):
+    """What a random batch costs when single rows are asked of store.h5."""
+    rng = np.random.default_rng(seed)
+    with h5py.File(path / "store.h5") as file:
+        data = [file[v.path] for v in rows.values]
+        while True:
+            i = rng.integers(len(rows))
+            yield sum(d[i].size * v.stored_dtype.itemsize for d, v in zip(data, rows.values))
+
+
+def read_lists_of_h5py(path, rows: Rows, seed=0):
+    """The same as h5py's list of rows, in increasing order as it must be."""
+    rng = np.random.default_rng(seed)
+    with h5py.File(path / "store.h5") as file:
+        data = [file[v.path] for v in rows.values]
+        while True:
+            which = np.sort(rng.choice(len(rows), min(256, len(rows)), replace=False))
+            yield sum(d[which].size * v.stored_dtype.itemsize for d, v in zip(data, rows.values))
+
+
+def rate(make, seconds):
+    """Megabytes a second of a generator of byte counts, run again until the time is over; whole passes where short."""
+    n_bytes, begun = 0, time.perf_counter()
+    while True:
+        for n in make():
+            n_bytes += n
+            if time.perf_counter() - begun > seconds:
+                return n_bytes / (time.perf_counter() - begun) / 1e6
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store")
+    parser.add_argument("capture", nargs="?", help="default: the store's first")
+    parser.add_argument("--batch-size", type=int, default=4096)
+    parser.add_argument("--seconds", type=float, default=3, help="for each way and round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=0, help="also a torch loader with so many workers")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    store = actdump.open(options.store)
+    capture = store[options.capture or next(iter(store.captures))]
+    rows = Rows(store, [v for v in capture.values.values() if v.axes[0] == "row"])
+
+    ways = {"limit: chunks read and decompressed": lambda: read_chunks(rows),
+            "in order": lambda: read_in_order(rows),
+            "shuffled batches": lambda: read_shuffled(rows, options.batch_size),
+            "h5py, single rows at random": lambda: read_rows_of_h5py(store.path, rows),
+            "h5py, lists of rows": lambda: read_lists_of_h5py(store.path, rows)}
+    if options.workers:
+        from actdump.training import Loader
+        loader = Loader(store, rows.names(), options.batch_size, num_workers=options.workers)
+        ways[f"torch loader, {options.workers} workers"] = lambda: read_with_workers(loader)
+    found = {name: [] for name in ways}
+    for _ in range(options.rounds):
+        for name, make in ways.items():
+            found[name].append(rate(make, options.seconds))
+    medians = {name: statistics.median(x) for name, x in found.items()}
+    limit = medians["limit: chunks read and decompressed"]
+    if options.json:
+        print(json.dumps({name: {"MB_per_s": x, "of_limit": x / limit} for name, x in medians.items()}, indent=1))
+        return
+    print(f"{store.path}, capture {capture.name}: {len(rows.values)} values of {len(rows):,} rows, {rows.row_bytes:,} bytes a "
+          f"row, {rows.chunk_rows} rows a chunk, pools of {POOL_BYTES >> 20} MiB, batches of {options.batch_size}")
+    for name, x in medians.items():
+        print(f"{name:<38} {x:9.1f} MB/s {100 * x / limit:6.1f} % of the limit")
+
+
+if __name__ == "__main__":
+    main()

@@ -581,6 +581,7 @@ struct checkpoint {
     size_t n_shards;
     struct checkpoint_tensor *tensors; /* of all shards, by name */
     size_t n_tensors;
+    void *read_buffer; /* READ_BYTES, for prefetching */
 };
 
 void checkpoint_close(struct checkpoint *checkpoint)
@@ -589,6 +590,7 @@ void checkpoint_close(struct checkpoint *checkpoint)
         return;
     for (size_t i = 0; i < checkpoint->n_shards; i++)
         shard_close(&checkpoint->shards[i]);
+    memory_free(checkpoint->read_buffer);
     memory_free(checkpoint->shards);
     memory_free(checkpoint->tensors);
     memory_free(checkpoint);
@@ -719,6 +721,7 @@ enum status checkpoint_open(const char *folder, struct checkpoint **out, struct 
     TRY_ELSE(memory_allocate(&block, sizeof *checkpoint, "a checkpoint", error), finish);
     checkpoint = block;
     TRY_ELSE(open_files(checkpoint, &files, error), finish);
+    TRY_ELSE(memory_allocate(&checkpoint->read_buffer, READ_BYTES, "reading ahead", error), finish);
     *out = checkpoint;
     checkpoint = NULL;
 finish:
@@ -799,18 +802,16 @@ static const struct shard *find_shard(const struct checkpoint *checkpoint,
 void checkpoint_prefetch(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor)
 {
     const struct shard *shard = find_shard(checkpoint, tensor);
-    void *buffer;
-    size_t piece = tensor->bytes < READ_BYTES ? tensor->bytes : READ_BYTES;
-    if (shard == NULL || memory_allocate(&buffer, piece, "reading ahead", NULL) != STATUS_OK)
+    if (shard == NULL)
         return;
     size_t at = (size_t)((const unsigned char *)tensor->data - shard->bytes), end = at + tensor->bytes;
     while (at < end) {
-        ssize_t n = read_at(shard->fd, buffer, end - at < piece ? end - at : piece, at);
+        ssize_t n =
+            read_at(shard->fd, checkpoint->read_buffer, end - at < READ_BYTES ? end - at : READ_BYTES, at);
         if (n <= 0)
             break;
         at += (size_t)n;
     }
-    memory_free(buffer);
 }
 
 void checkpoint_release(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor)

@@ -25,6 +25,7 @@ from actdump.store import Store, Value, _size
 
 STREAM = ("layer_input", "layer_mid", "layer_output")
 SCAN_BYTES = 4e9
+LONG = 24  # rows of a table before the rest is folded
 
 
 # ---------------------------------------------------------------- figures
@@ -180,8 +181,9 @@ p { margin: 4px 0 10px; max-width: 75ch } .soft { color: var(--soft) } .bad { co
 .fact, figure { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px; margin: 0;
   min-width: 0 }
 .fact b { display: block; font-size: 18px; font-variant-numeric: tabular-nums; overflow-wrap: anywhere }
-.fact span, figcaption { color: var(--soft); font-size: 13px }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 12px }
+.fact > span, figcaption { color: var(--soft); font-size: 13px }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 12px;
+  align-items: start }
 .charts figure { max-width: 560px }
 svg { display: block; width: 100%; height: auto } svg text { fill: var(--soft); font-size: 11px }
 .wide { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; background: var(--card) }
@@ -190,7 +192,12 @@ th, td { padding: 5px 10px; border-bottom: 1px solid var(--line); white-space: n
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
 .experts { display: flex; min-width: 180px; gap: 1px } .experts i { flex: 1; height: 20px; border-radius: 2px;
   background: color-mix(in srgb, var(--c0) calc(var(--s) * 1%), var(--line)); min-width: 2px }
-.key { display: inline-block; width: 10px; height: 10px; border-radius: 5px; margin: 0 4px 0 10px }
+.key { display: inline-block; white-space: nowrap; margin-left: 10px }
+.key::before { content: ""; display: inline-block; width: 10px; height: 10px; border-radius: 5px; margin-right: 4px;
+  background: var(--k) }
+summary { padding: 6px 10px; color: var(--soft); font-size: 13px; cursor: pointer; border-top: 1px solid var(--line) }
+@media (max-width: 600px) { th, td { padding: 5px 8px } td:first-child { white-space: normal; overflow-wrap: anywhere;
+  min-width: 140px } .experts { min-width: 120px } }
 """
 
 
@@ -268,7 +275,7 @@ def _chart(series: dict[str, list[tuple[float, float]]], caption: str, x_label: 
         parts.append(f"<polyline fill=none stroke='{colour}' stroke-width=1.8 points='"
                      + " ".join(f"{x:.1f},{y:.1f}" for x, y in good) + "'/>")
         parts += [f"<circle cx={x:.1f} cy={y:.1f} r=2.6 fill='{colour}'/>" for x, y in good] if len(good) <= 80 else []
-    keys = "".join(f"<span class=key style='background:var(--c{i % 3})'></span>{html.escape(name)}"
+    keys = "".join(f"<span class=key style='--k:var(--c{i % 3})'>{html.escape(name)}</span>"
                    for i, name in enumerate(series))
     return (f"<figure><figcaption>{html.escape(caption)}{', logarithmic' if log else ''}{keys}</figcaption>"
             f"<svg viewBox='0 0 360 198' role=img aria-label='{html.escape(caption)}'>{''.join(parts)}</svg></figure>")
@@ -276,9 +283,11 @@ def _chart(series: dict[str, list[tuple[float, float]]], caption: str, x_label: 
 
 def _table(head: list[str], rows: list[list[str]], numeric: set[int]) -> str:
     mark = lambda i: " class=n" if i in numeric else ""  # noqa: E731
-    return ("<div class=wide><table><thead><tr>" + "".join(f"<th{mark(i)}>{h}</th>" for i, h in enumerate(head))
-            + "</tr></thead><tbody>" + "".join("<tr>" + "".join(f"<td{mark(i)}>{c}</td>" for i, c in enumerate(r)) + "</tr>"
-                                               for r in rows) + "</tbody></table></div>")
+    lines = ["<tr>" + "".join(f"<td{mark(i)}>{c}</td>" for i, c in enumerate(r)) + "</tr>" for r in rows]
+    top = "<table><thead><tr>" + "".join(f"<th{mark(i)}>{h}</th>" for i, h in enumerate(head)) + "</tr></thead><tbody>"
+    rest = (f"<details><summary>{len(lines) - LONG} more</summary>{top}{''.join(lines[LONG:])}</tbody></table></details>"
+            if len(lines) > LONG else "")
+    return f"<div class=wide>{top}{''.join(lines[:LONG])}</tbody></table>{rest}</div>"
 
 
 def _stream_part(stream) -> str:
@@ -308,7 +317,7 @@ def _routing_part(routing) -> str:
                      f"{100 * min(load):.1f} to {100 * max(load):.1f} %" if load else "–", _number(r.get("load_entropy")),
                      _number(r.get("router_entropy")), f"{math.log2(n):.3g}",
                      f"{max(r.get('load_rows', 0), r.get('router_rows', 0)):,}"])
-    return ("<h2>Routing</h2><p class=soft>Share of the routing slots that each expert took, darkest the most; entropies in "
+    return ("<h2>Routing</h2><p class=soft>Share of the routing slots that each expert took, strongest the most; entropies in "
             "bits: of these shares, and the mean over rows of softmax(router_logits).</p>"
             + _table(["layer", "experts, 0 at the left", "least and most", "load entropy", "router entropy", "at most",
                       "rows read"], rows, {2, 3, 4, 5, 6}))

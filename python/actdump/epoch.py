@@ -204,9 +204,13 @@ class Epoch:
         share, extra = divmod(len(self), n_workers)
         first = here * share + min(here, extra)
         last = first + share + (here < extra)
+        room: dict[str, np.ndarray] = {}  # of the largest pool, filled anew by each: batches are copies
         for start, stop in self._pools(first, last):
+            n = int(self.bounds[stop] - self.bounds[start])
             if stop - first > done:
-                yield from self._pool(start, stop, skip=max(0, first + done - start))
+                if not room or len(next(iter(room.values()))) < n:
+                    room = self.rows.empty(n)
+                yield from self._pool({k: x[:n] for k, x in room.items()}, start, stop, max(0, first + done - start))
 
     def _pools(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Batches [first, last) cut into the fewest pools, all of about one size: a small rest would be mixed badly."""
@@ -214,9 +218,8 @@ class Epoch:
         cuts = [first + (last - first) * i // n_pools for i in range(n_pools + 1)] if n_pools else []
         yield from zip(cuts[:-1], cuts[1:])
 
-    def _pool(self, start: int, stop: int, skip: int) -> Iterator[dict[str, np.ndarray]]:
-        begin, end = int(self.bounds[start]), int(self.bounds[stop])
-        pool, at = self.rows.empty(end - begin), 0
+    def _pool(self, pool: dict[str, np.ndarray], start: int, stop: int, skip: int) -> Iterator[dict[str, np.ndarray]]:
+        begin, end, at = int(self.bounds[start]), int(self.bounds[stop]), 0
         for chunk, a, b in self._pieces(begin, end):
             self.rows.read_chunk(chunk, a, b, pool, at)
             at += b - a

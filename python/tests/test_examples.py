@@ -20,7 +20,7 @@ def sample_store(sample):
 
 def run(name, *arguments):
     done = subprocess.run([sys.executable, str(EXAMPLES / name), *map(str, arguments)], capture_output=True, text=True,
-                          env={**os.environ, "OMP_NUM_THREADS": "2"}, timeout=230)
+                          env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     return json.loads(done.stdout[done.stdout.index("{\n"):])
 

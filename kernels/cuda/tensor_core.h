@@ -27,6 +27,18 @@ static __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+
+/* Four 8 x 8 matrices of 16-bit elements from shared memory, each transposed (PTX's ldmatrix.x4.trans): lanes
+ * 8i to 8i+7 name the rows of matrix i, 16 bytes each and aligned to that; a lane gets, of each matrix, the
+ * elements (2t, g) and (2t+1, g). That is an operand b whose rows lie as matrix rows in memory. */
+static __device__ __forceinline__ void load_transposed(uint32_t (&out)[4], const uint16_t *row)
+{
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(address)
+                 : "memory");
+}
 #else
 #include <emulated_mma.h>
 #endif

@@ -108,6 +108,8 @@ struct warp_call {
 
 void warp_arrive(warp_call &call);
 void block_barrier(const char *file, int line);
+/* Stops the kernel with a sentence. */
+void warp_fault(const char *text);
 unsigned char *shared_memory();
 cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
                    std::function<void()> kernel);

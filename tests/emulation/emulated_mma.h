@@ -45,12 +45,44 @@ static inline void mma_run(void *const arguments[])
     }
 }
 
+struct load_operands {
+    uint32_t *out;
+    const uint16_t *row;
+};
+
+/* Reads all rows before it writes: out may not be where rows are, but a wrong kernel's might. */
+static inline void load_run(void *const arguments[])
+{
+    static uint16_t matrix[4][8][8];
+    for (int lane = 0; lane < 32; lane++) {
+        const load_operands *o = static_cast<const load_operands *>(arguments[lane]);
+        if ((uintptr_t)o->row % 16 != 0) {
+            warp_fault("a row of ldmatrix is not aligned to 16 bytes");
+            return;
+        }
+        std::memcpy(matrix[lane / 8][lane % 8], o->row, 16);
+    }
+    for (int lane = 0; lane < 32; lane++) {
+        load_operands *o = static_cast<load_operands *>(arguments[lane]);
+        int group = lane >> 2, member = lane & 3;
+        for (int i = 0; i < 4; i++)
+            o->out[i] = (uint32_t)matrix[i][2 * member][group] | (uint32_t)matrix[i][2 * member + 1][group]
+                                                                     << 16;
+    }
+}
+
 } // namespace emulation
 
 static inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
 {
     emulation::mma_operands operands = {c, a, b};
     emulation::warp_together(__FILE__, __LINE__, &operands, emulation::mma_run);
+}
+
+static inline void load_transposed(uint32_t (&out)[4], const uint16_t *row)
+{
+    emulation::load_operands operands = {out, row};
+    emulation::warp_together(__FILE__, __LINE__, &operands, emulation::load_run);
 }
 
 #endif

@@ -66,6 +66,11 @@ static void fault(const char *format, ...)
     report_fault(text);
 }
 
+void warp_fault(const char *text)
+{
+    fault("%s", text);
+}
+
 /* Stops the running thread for good. */
 static void stop_here()
 {
@@ -265,6 +270,48 @@ static void abandon_block()
     pending.clear();
 }
 
+/* One turn for each thread of order[first, last) that can go on; true where one could. */
+static bool take_turns(const std::vector<unsigned> &order, size_t first, size_t last)
+{
+    bool progress = false;
+    for (size_t i = first; i < last && !faulted; i++) {
+        thread_state state = threads[order[i]].state;
+        if (state == THREAD_NEW || state == THREAD_READY) {
+            take_turn(order[i]);
+            progress = true;
+        }
+    }
+    return progress;
+}
+
+/* Runs until nobody can go on. Shuffled threads take turns all round; else a warp goes as far as it can
+ * before the next one begins, so that warps run as far apart as barriers let them. */
+static void run_until_blocked(const std::vector<unsigned> &order)
+{
+    size_t step = thread_order == EMULATION_SHUFFLED ? order.size() : warp_size;
+    for (size_t first = 0; first < order.size(); first += step)
+        while (!faulted && take_turns(order, first, std::min(first + step, order.size())))
+            ;
+}
+
+static bool is_done()
+{
+    for (const thread &t : threads)
+        if (t.state != THREAD_DONE)
+            return false;
+    return true;
+}
+
+static void check_shared_fence(size_t shared_bytes)
+{
+    for (size_t i = 0; i < shared_fence; i++) {
+        if (shared[shared_bytes + i] != fence_byte) {
+            fault("block %u wrote past its %zu bytes of shared memory", blockIdx.x, shared_bytes);
+            return;
+        }
+    }
+}
+
 static void run_block(size_t shared_bytes, const std::vector<unsigned> &order)
 {
     threads.assign(order.size(), thread{THREAD_NEW, nullptr, nullptr, 0, 0});
@@ -272,29 +319,15 @@ static void run_block(size_t shared_bytes, const std::vector<unsigned> &order)
     memset(shared + shared_bytes, fence_byte, shared_fence);
     faulted = false;
     for (;;) {
-        bool progress = false, waiting = false;
-        for (unsigned index : order) {
-            if (threads[index].state == THREAD_NEW || threads[index].state == THREAD_READY) {
-                take_turn(index);
-                progress = true;
-                if (faulted)
-                    return abandon_block();
-            }
-            waiting = waiting || threads[index].state != THREAD_DONE;
-        }
-        if (!waiting)
+        run_until_blocked(order);
+        if (!faulted && is_done())
             break;
-        if (!progress)
+        if (!faulted)
             open_barrier();
         if (faulted)
             return abandon_block();
     }
-    for (size_t i = 0; i < shared_fence; i++) {
-        if (shared[shared_bytes + i] != fence_byte) {
-            fault("block %u wrote past its %zu bytes of shared memory", blockIdx.x, shared_bytes);
-            return;
-        }
-    }
+    check_shared_fence(shared_bytes);
 }
 
 static std::vector<unsigned> make_order(size_t n)

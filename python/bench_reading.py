@@ -7,6 +7,7 @@ The limit is reading and decompressing every chunk once into the same memory, an
 of the capture's values, the median of rounds that take the ways in turn, in one process (HDF5 reads with one thread; a
 loader's workers are processes). The page cache is warm after the first round. On a machine that others use too, the
 second column is the one to look at: the same by this process's own processor time."""
+
 import argparse
 import json
 import statistics
@@ -19,14 +20,15 @@ import actdump
 from actdump.epoch import POOL_BYTES, Epoch, Rows
 
 
-def read_chunks(rows: Rows):
-    """Every chunk of every value into one buffer."""
+def read_chunks(rows: Rows, n_chunks=16):
+    """Every chunk of every value, some at a time, into one buffer."""
     for value in rows.values:
-        buffer = np.empty((value.chunk_rows, *value.row_shape), value.stored_dtype)
+        step = n_chunks * value.chunk_rows
+        buffer = np.empty((step, *value.row_shape), value.stored_dtype)
         for i in range(len(value.store.segments)):
             n_rows = int(value.first[i + 1] - value.first[i])
-            for begin in range(0, n_rows, value.chunk_rows):
-                value.read_segment(i, begin, buffer[:min(value.chunk_rows, n_rows - begin)])
+            for begin in range(0, n_rows, step):
+                value.read_segment(i, begin, buffer[: min(step, n_rows - begin)])
         yield len(value) * value.row_bytes
 
 
@@ -93,13 +95,16 @@ def main():
     capture = store[options.capture or next(iter(store.captures))]
     rows = Rows(store, [v for v in capture.values.values() if v.axes[0] == "row"])
 
-    ways = {"limit: chunks read and decompressed": lambda: read_chunks(rows),
-            "in order": lambda: read_in_order(rows),
-            "shuffled batches": lambda: read_shuffled(rows, options.batch_size),
-            "h5py, single rows at random": lambda: read_rows_of_h5py(store.path, rows),
-            "h5py, lists of rows": lambda: read_lists_of_h5py(store.path, rows)}
+    ways = {
+        "limit: chunks read and decompressed": lambda: read_chunks(rows),
+        "in order": lambda: read_in_order(rows),
+        "shuffled batches": lambda: read_shuffled(rows, options.batch_size),
+        "h5py, single rows at random": lambda: read_rows_of_h5py(store.path, rows),
+        "h5py, lists of rows": lambda: read_lists_of_h5py(store.path, rows),
+    }
     if options.workers:
         from actdump.training import Loader
+
         loader = Loader(store, rows.names(), options.batch_size, num_workers=options.workers)
         ways[f"torch loader, {options.workers} workers"] = lambda: read_with_workers(loader)
     found = {name: [] for name in ways}
@@ -115,8 +120,11 @@ def main():
     if options.json:
         print(json.dumps(results, indent=1))
         return
-    print(f"{store.path}, capture {capture.name}: {len(rows.values)} values of {len(rows):,} rows, {rows.row_bytes:,} bytes a "
-          f"row, {rows.chunk_rows} rows a chunk, pools of {POOL_BYTES >> 20} MiB, batches of {options.batch_size}")
+    print(
+        f"{store.path}, capture {capture.name}: {len(rows.values)} values of {len(rows):,} rows, "
+        f"{rows.row_bytes:,} bytes a row, {rows.chunk_rows} rows a chunk, "
+        f"pools of {POOL_BYTES >> 20} MiB, batches of {options.batch_size}"
+    )
     print(f"{'':<38} {'MB/s':>9} {'of limit':>9} {'MB/cpu s':>10} {'of limit':>9}")
     for name, x in results.items():
         cpu = f"{x['MB_per_cpu_s']:10.1f} {100 * x['of_limit_cpu']:7.1f} %" if "of_limit_cpu" in x else ""

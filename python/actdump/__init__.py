@@ -1,10 +1,11 @@
 """Reads actdump's stores of activations.
 
-    store = actdump.open("out/sample-mamba")
-    stream = store["residuals/layers/3/layer_output"]
-    stream[:1000]              # float32, [row hidden_size]
-    stream.tensor(slice(1000)) # torch.bfloat16 where that is what was stored
+store = actdump.open("out/sample-mamba")
+stream = store["residuals/layers/3/layer_output"]
+stream[:1000]              # float32, [row hidden_size]
+stream.tensor(slice(1000)) # torch.bfloat16 where that is what was stored
 """
+
 from actdump.errors import MissingPlugin, SegmentError, StoreError, VersionError
 from actdump.store import Capture, Store, Value
 

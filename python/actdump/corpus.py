@@ -8,6 +8,7 @@
 
 A row or line is a document, and keeps its number (an empty one stays as an empty document). Input is streamed; memory
 grows by 4 bytes a document. Where there is an attention_mask, ids with mask 0 are left out, and counted."""
+
 from __future__ import annotations
 
 import argparse
@@ -33,6 +34,7 @@ class CorpusError(Exception):
 
 class Part(NamedTuple):
     """Some documents: their ids end to end, and their lengths. done: share of all input read so far."""
+
     ids: np.ndarray
     lengths: np.ndarray
     done: float
@@ -78,7 +80,7 @@ class Writer:
             out.write(lengths.astype("<i4").tobytes())
             at = 0
             for i in range(0, n, 1 << 20):
-                part = lengths[i:i + (1 << 20)].astype(np.int64) * self.dtype.itemsize
+                part = lengths[i : i + (1 << 20)].astype(np.int64) * self.dtype.itemsize
                 ends = at + np.cumsum(part)
                 out.write((ends - part).astype("<i8").tobytes())
                 at = int(ends[-1])
@@ -98,8 +100,17 @@ class Writer:
             temporary.unlink(missing_ok=True)
 
 
-def convert(source, output, tokenizer=None, field: str | None = None, special_tokens: bool = True,
-            end_id: int | None = None, split: str | None = None, force: bool = False, progress=None) -> dict:
+def convert(
+    source,
+    output,
+    tokenizer=None,
+    field: str | None = None,
+    special_tokens: bool = True,
+    end_id: int | None = None,
+    split: str | None = None,
+    force: bool = False,
+    progress=None,
+) -> dict:
     """Writes output.bin and output.idx; returns counts. progress(share done, tokens so far) is called now and then."""
     encode = None if tokenizer is None else _encoder(tokenizer, special_tokens)
     parts = _parts(Path(source), encode, field, split)
@@ -118,11 +129,17 @@ def convert(source, output, tokenizer=None, field: str | None = None, special_to
     except BaseException:
         writer.drop()
         raise
-    return {"documents": len(writer.lengths), "tokens": writer.n_tokens, "empty": empty, "masked": masked,
-            "dtype": "uint16" if writer.dtype.itemsize == 2 else "int32"}
+    return {
+        "documents": len(writer.lengths),
+        "tokens": writer.n_tokens,
+        "empty": empty,
+        "masked": masked,
+        "dtype": "uint16" if writer.dtype.itemsize == 2 else "int32",
+    }
 
 
 # ---------------------------------------------------------------- input
+
 
 def _parts(source: Path, encode, field, split) -> Iterator[Part]:
     files, kind = _files(source, split)
@@ -268,8 +285,9 @@ def _arrow(file: Path, name: str):
         source.seek(0)
         if is_file:
             reader = pa.ipc.open_file(source)
-            batches = ((reader.get_batch(i), (i + 1) / reader.num_record_batches)
-                       for i in range(reader.num_record_batches))
+            batches = (
+                (reader.get_batch(i), (i + 1) / reader.num_record_batches) for i in range(reader.num_record_batches)
+            )
         else:
             reader = pa.ipc.open_stream(source)
             batches = ((batch, source.tell() / size) for batch in reader)
@@ -287,7 +305,6 @@ def _need_column(file: Path, name: str, there: list[str]):
 
 def _part(batch, name: str, where: str, encode) -> Part:
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     column = batch.column(batch.schema.get_field_index(name))
     if encode is not None:
@@ -310,8 +327,9 @@ def _flat(column, name: str, where: str) -> tuple[np.ndarray, np.ndarray]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-            or pa.types.is_fixed_size_list(column.type)) or not pa.types.is_integer(column.type.value_type):
+    if not (
+        pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)
+    ) or not pa.types.is_integer(column.type.value_type):
         raise CorpusError(f"{where}: {name} is {column.type}, not lists of integers")
     values = column.flatten()
     if values.null_count:
@@ -322,6 +340,7 @@ def _flat(column, name: str, where: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 # ---------------------------------------------------------------- the command
+
 
 class Bar:
     """One line on a terminal; nothing where stderr is none."""
@@ -336,8 +355,11 @@ class Bar:
         self.shown, seconds = now, max(now - self.begun, 1e-3)
         left = seconds * (1 - done) / done if done > 0 else 0
         filled = int(30 * min(done, 1))
-        self.stream.write(f"\r[{'#' * filled}{'.' * (30 - filled)}] {100 * done:5.1f} %  {n_tokens / 1e6:,.2f} M tokens  "
-                          f"{n_tokens / seconds / 1e6:.2f} M/s  {int(left) // 60}:{int(left) % 60:02d} left \x1b[K")
+        self.stream.write(
+            f"\r[{'#' * filled}{'.' * (30 - filled)}] {100 * done:5.1f} %  "
+            f"{n_tokens / 1e6:,.2f} M tokens  "
+            f"{n_tokens / seconds / 1e6:.2f} M/s  {int(left) // 60}:{int(left) % 60:02d} left \x1b[K"
+        )
         self.stream.flush()
 
     def end(self):
@@ -346,13 +368,14 @@ class Bar:
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m actdump.corpus", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m actdump.corpus", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("source", help="folder or file: .arrow, .parquet, .jsonl, .txt (the last two also .gz)")
     parser.add_argument("output", help="the pair's path without suffix: corpus.path of the job file")
     parser.add_argument("--tokenizer", help="tokenizer.json, where the input is text")
     parser.add_argument("--field", help="key or column (default input_ids, or text with --tokenizer)")
-    parser.add_argument("--no-special-tokens", action="store_true", help="without what the tokenizer puts around a text")
+    parser.add_argument("--no-special-tokens", action="store_true", help="without those that the tokenizer adds")
     parser.add_argument("--end-id", type=int, help="an id to put at the end of each document")
     parser.add_argument("--split", help="of a folder with several")
     parser.add_argument("--force", action="store_true", help="write over a pair that is there")
@@ -361,17 +384,28 @@ def main(arguments=None) -> int:
         parser.error(f"--end-id {options.end_id} is not in 0 to {MAX_ID}")
     bar = Bar()
     try:
-        done = convert(options.source, options.output, options.tokenizer, options.field, not options.no_special_tokens,
-                       options.end_id, options.split, options.force, bar)
+        done = convert(
+            options.source,
+            options.output,
+            options.tokenizer,
+            options.field,
+            not options.no_special_tokens,
+            options.end_id,
+            options.split,
+            options.force,
+            bar,
+        )
     except (CorpusError, OSError) as error:
         bar.end()
         print(f"actdump.corpus: {error}", file=sys.stderr)
         return 3
     bar.end()
-    notes = [f"{done[k]:,} {words}" for k, words in (("empty", "of them empty"), ("masked", "ids left out by attention_mask"))
-             if done[k]]
-    print(f"{options.output}.bin, .idx: {done['documents']:,} documents, {done['tokens']:,} tokens as {done['dtype']}"
-          + "".join(f", {n}" for n in notes))
+    words = {"empty": "of them empty", "masked": "ids left out by attention_mask"}
+    notes = [f"{done[k]:,} {words[k]}" for k in words if done[k]]
+    print(
+        f"{options.output}.bin, .idx: {done['documents']:,} documents, {done['tokens']:,} tokens as {done['dtype']}"
+        + "".join(f", {n}" for n in notes)
+    )
     return 0
 
 

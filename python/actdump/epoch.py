@@ -10,6 +10,7 @@ How well rows are mixed is a matter of how many chunks a pool holds: two neighbo
 probability 1 / (chunks a pool), and where the pool holds the whole store the order is a uniform permutation.
 
 NumPy alone; actdump.training has the torch datasets. One process uses one Epoch (h5py is not parallel inside one)."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ NORMALISATIONS = (None, "mean", "norm")
 @dataclass(frozen=True)
 class Normalisation:
     """x -> (x - mean) * scale in float32, from the statistics of all rows of a value."""
+
     mean: np.ndarray | None
     scale: float
 
@@ -69,8 +71,14 @@ class Rows:
     or a mask of the rows to use (Capture.select gives them); None is all. tables: add each row's "row" number,
     "input_ids", "position", "sequence" and "document" to the items (for values by sequence only "row")."""
 
-    def __init__(self, store: Store, values: str | Value | Sequence[str | Value], where=None, tables: bool = False,
-                 normalise: str | None = None):
+    def __init__(
+        self,
+        store: Store,
+        values: str | Value | Sequence[str | Value],
+        where=None,
+        tables: bool = False,
+        normalise: str | None = None,
+    ):
         values = [values] if isinstance(values, (str, Value)) else list(values)
         self.store = store
         self.values: list[Value] = [v if isinstance(v, Value) else store[v] for v in values]
@@ -79,15 +87,25 @@ class Rows:
         one = self.values[0]
         for other in self.values[1:]:
             if (other.capture.name, other.axes[0]) != (one.capture.name, one.axes[0]):
-                raise StoreError(f"{one.path} [{one.layout}] and {other.path} [{other.layout}] do not have the same "
-                                 f"rows: values side by side are of one capture, and all by row or all by sequence")
+                raise StoreError(
+                    f"{one.path} [{one.layout}] and {other.path} [{other.layout}] do not have the same "
+                    f"rows: values side by side are of one capture, and all by row or all by sequence"
+                )
         self.first, self.capture, self.tables = one.first, one.capture, tables
         self.by_row = one.axes[0] == "row"
         self.normalisation = [Normalisation.of(v, normalise if v.is_float else None) for v in self.values]
         self.selected = None if where is None else np.unique(_row_numbers(where, len(one)))
         self.chunk_rows = max(v.chunk_rows for v in self.values)
         self.row_bytes = sum(v.row_bytes for v in self.values) + (32 if tables else 0)
+        self.room: dict[str, np.ndarray] = {}  # for the next epoch's pools: fresh memory costs a tenth of the speed
         self._cut_chunks()
+
+    def __getstate__(self):
+        return {**self.__dict__, "room": {}}
+
+    def take_room(self) -> dict[str, np.ndarray]:
+        room, self.room = self.room, {}
+        return room
 
     def _cut_chunks(self):
         """Chunks of all segments: chunk_segment, chunk_begin (row of the segment), and chunk_count rows that count."""
@@ -140,8 +158,12 @@ class Rows:
         if self.tables:
             out["row"] = np.empty(n, np.int64)
             if self.by_row:
-                out |= {"input_ids": np.empty(n, np.int32), "position": np.empty(n, np.int32),
-                        "sequence": np.empty(n, np.int64), "document": np.empty(n, np.int64)}
+                out |= {
+                    "input_ids": np.empty(n, np.int32),
+                    "position": np.empty(n, np.int32),
+                    "sequence": np.empty(n, np.int64),
+                    "document": np.empty(n, np.int64),
+                }
         return out
 
     def read_chunk(self, chunk: int, begin: int, end: int, out: dict[str, np.ndarray], at: int):
@@ -152,7 +174,7 @@ class Rows:
             a, b, pick = start + begin, start + end, None
         else:
             from_ = int(np.searchsorted(self.selected, first + start)) + begin
-            rows = self.selected[from_:from_ + end - begin] - first
+            rows = self.selected[from_ : from_ + end - begin] - first
             a, b = int(rows[0]), int(rows[-1]) + 1
             pick = None if b - a == len(rows) else rows - a
         place = slice(at, at + end - begin)
@@ -179,8 +201,17 @@ class Epoch:
     row to split, which takes batches of 1 or fewer rows than ranks, has an empty batch). shuffle=False gives the
     store's order, to each worker a run of it."""
 
-    def __init__(self, rows: Rows, batch_size: int, seed: int = 0, epoch: int = 0, rank: int = 0, n_ranks: int = 1,
-                 pool_bytes: int = POOL_BYTES, shuffle: bool = True):
+    def __init__(
+        self,
+        rows: Rows,
+        batch_size: int,
+        seed: int = 0,
+        epoch: int = 0,
+        rank: int = 0,
+        n_ranks: int = 1,
+        pool_bytes: int = POOL_BYTES,
+        shuffle: bool = True,
+    ):
         if batch_size < 1 or not 0 <= rank < n_ranks:
             raise ValueError(f"batch_size {batch_size}, rank {rank} of {n_ranks}")
         self.rows, self.batch_size, self.shuffle, self.seed, self.epoch = rows, batch_size, shuffle, seed, epoch
@@ -204,13 +235,14 @@ class Epoch:
         share, extra = divmod(len(self), n_workers)
         first = here * share + min(here, extra)
         last = first + share + (here < extra)
-        room: dict[str, np.ndarray] = {}  # of the largest pool, filled anew by each: batches are copies
+        room = self.rows.take_room()  # of the largest pool, filled anew by each: batches are copies
         for start, stop in self._pools(first, last):
             n = int(self.bounds[stop] - self.bounds[start])
             if stop - first > done:
                 if not room or len(next(iter(room.values()))) < n:
                     room = self.rows.empty(n)
                 yield from self._pool({k: x[:n] for k, x in room.items()}, start, stop, max(0, first + done - start))
+        self.rows.room = room
 
     def _pools(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Batches [first, last) cut into the fewest pools, all of about one size: a small rest would be mixed badly."""
@@ -225,14 +257,14 @@ class Epoch:
             at += b - a
         order = self._mixed(begin, end)
         for i in range(start + skip, stop):
-            which = order[self.bounds[i] - begin:self.bounds[i + 1] - begin]
+            which = order[self.bounds[i] - begin : self.bounds[i + 1] - begin]
             yield self.rows.finish({k: np.take(x, which, axis=0) for k, x in pool.items()})
 
     def items(self) -> Iterator[list[int]]:
         """Of one worker: the batches as numbers of items (rows that count), without reading any."""
         item_begin = np.cumsum(self.rows.chunk_count) - self.rows.chunk_count
         for start, stop in self._pools(0, len(self)):
-            bounds = self.bounds[start:stop + 1]
+            bounds = self.bounds[start : stop + 1]
             pieces = self._pieces(int(bounds[0]), int(bounds[-1]))
             pool = _joined([item_begin[chunk] + np.arange(a, b) for chunk, a, b in pieces])
             order = self._mixed(int(bounds[0]), int(bounds[-1]))

@@ -3,6 +3,7 @@
 Rows of a capture are numbered from 0 over the segments that store.json lists, as in store.h5. The segments are opened
 themselves, never store.h5 (a view of it opens every segment that it touches, and reads a lost one as NaN). A Store
 belongs to one thread; it can be pickled, and used on both sides of a fork: each process opens its own files."""
+
 from __future__ import annotations
 
 import html
@@ -49,7 +50,8 @@ class Store:
             self.check()
 
     def __getstate__(self):
-        return {"path": self.path, "info": self.info}  # the same rows on the other side, though the store may have grown
+        # the same rows on the other side, though the store may have grown
+        return {"path": self.path, "info": self.info}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
@@ -95,8 +97,10 @@ class Store:
 
     @cached_property
     def sequences(self) -> dict[str, np.ndarray]:
-        parts = [self._files.tables(i, ("document", "start", "length", "continues"), "sequences", s["n_sequences"])
-                 for i, s in enumerate(self.segments)]
+        parts = [
+            self._files.tables(i, ("document", "start", "length", "continues"), "sequences", s["n_sequences"])
+            for i, s in enumerate(self.segments)
+        ]
         table = {k: _joined([p[k] for p in parts]) for k in ("document", "start", "length", "continues")}
         numbers = [np.arange(s["n_sequences"]) + s["first_sequence"] for s in self.segments]
         return {"number": _joined(numbers), **table}
@@ -114,13 +118,24 @@ class Store:
         model, totals = self.info["model"], self.info["totals"]
         here, units = len(self.segments), len(self.info["unit_start"]) - 1
         state = "complete" if self.complete else f"incomplete: {here} of {units} units"
-        return (f"{self.path}: {model['family']}, {model['n_layers']} layers, hidden size {model['hidden_size']}; "
-                f"{totals['n_sequences']:,} sequences, {totals['n_tokens']:,} tokens, {_size(totals['bytes'])}; {state}")
+        return (
+            f"{self.path}: {model['family']}, {model['n_layers']} layers, hidden size {model['hidden_size']}; "
+            f"{totals['n_sequences']:,} sequences, {totals['n_tokens']:,} tokens, {_size(totals['bytes'])}; {state}"
+        )
 
     def _table(self) -> list[tuple[str, ...]]:
         head = ("value", "rows", "shape", "axes", "dtype", "size")
-        return [head] + [(v.path, f"{len(v):,}", "x".join(map(str, v.shape[1:])) or "-", v.layout, v.dtype,
-                          _size(len(v) * v.row_bytes)) for v in self.values.values()]
+        return [head] + [
+            (
+                v.path,
+                f"{len(v):,}",
+                "x".join(map(str, v.shape[1:])) or "-",
+                v.layout,
+                v.dtype,
+                _size(len(v) * v.row_bytes),
+            )
+            for v in self.values.values()
+        ]
 
     def __repr__(self):
         table = self._table()
@@ -131,8 +146,11 @@ class Store:
     def _repr_html_(self):
         head, *rows = [[html.escape(cell) for cell in row] for row in self._table()]
         body = "".join("<tr>" + "".join(f"<td style='text-align:left'>{c}</td>" for c in row) + "</tr>" for row in rows)
-        return (f"<p>{html.escape(self._headline())}</p><table><thead><tr>" + "".join(f"<th>{c}</th>" for c in head)
-                + f"</tr></thead><tbody>{body}</tbody></table>")
+        return (
+            f"<p>{html.escape(self._headline())}</p><table><thead><tr>"
+            + "".join(f"<th>{c}</th>" for c in head)
+            + f"</tr></thead><tbody>{body}</tbody></table>"
+        )
 
 
 class Capture:
@@ -168,8 +186,12 @@ class Capture:
     def rows(self, rows=None) -> dict[str, np.ndarray]:
         """The tables of these rows (default: all): token ids, positions, sequence numbers, documents of the corpus."""
         numbers = _row_numbers(rows, len(self))
-        out = {"input_ids": np.empty(len(numbers), np.int32), "position": np.empty(len(numbers), np.int32),
-               "sequence": np.empty(len(numbers), np.int64), "document": np.empty(len(numbers), np.int64)}
+        out = {
+            "input_ids": np.empty(len(numbers), np.int32),
+            "position": np.empty(len(numbers), np.int32),
+            "sequence": np.empty(len(numbers), np.int64),
+            "document": np.empty(len(numbers), np.int64),
+        }
         for i, begin, end, which in _by_segment(numbers, self.first):
             part = self.segment_rows(i, begin, end)
             for name, column in part.items():
@@ -184,8 +206,9 @@ class Capture:
         documents = store._files.tables(segment, ("document",), "sequences", record["n_sequences"])["document"]
         local = part["sequence"] - record["first_sequence"]
         if len(local) and not (local.min() >= 0 and local.max() < len(documents)):
-            raise SegmentError(f"{store.path / record['file']}: /{self.name}/rows/sequence names a sequence that is not "
-                               f"in the file")
+            raise SegmentError(
+                f"{store.path / record['file']}: /{self.name}/rows/sequence names a sequence that is not in the file"
+            )
         return {**part, "document": documents[local]}
 
     def select(self, tokens=None, positions=None, documents=None, sequences=None) -> np.ndarray:
@@ -273,7 +296,7 @@ class Value:
         if span is not None:
             out = np.empty((span[1] - span[0], *self.row_shape), self.stored_dtype)
             for i, begin, end, at in _segment_spans(self.first, *span):
-                self.read_segment(i, begin, out[at:at + end - begin])
+                self.read_segment(i, begin, out[at : at + end - begin])
         else:
             numbers = _row_numbers(rows, len(self))
             out = np.empty((len(numbers), *self.row_shape), self.stored_dtype)
@@ -301,9 +324,12 @@ class Value:
         count = np.broadcast_to(np.asarray(merged["count"], np.float64), self._width)
         with np.errstate(invalid="ignore", divide="ignore"):
             mean, variance = (np.where(count > 0, x, np.nan) for x in (merged["mean"], merged["m2"] / count))
-        return {"mean": mean.reshape(self.row_shape), "variance": variance.reshape(self.row_shape),
-                "count": count.astype(np.int64).reshape(self.row_shape),
-                "mean_norm": merged["mean_norm"] if merged["n_norms"] else float("nan")}
+        return {
+            "mean": mean.reshape(self.row_shape),
+            "variance": variance.reshape(self.row_shape),
+            "count": count.astype(np.int64).reshape(self.row_shape),
+            "mean_norm": merged["mean_norm"] if merged["n_norms"] else float("nan"),
+        }
 
     @property
     def _width(self) -> int:
@@ -318,7 +344,7 @@ class _Files:
 
     def __init__(self, store: Store):
         self.store, self.pid, self.left_alone = store, os.getpid(), []
-        self.open: OrderedDict[int, tuple[h5py.File, dict[str, h5py.Dataset]]] = OrderedDict()
+        self.open: OrderedDict[int, tuple[h5py.File, dict[str, tuple]]] = OrderedDict()
 
     def close(self):
         if self.pid == os.getpid():
@@ -326,7 +352,7 @@ class _Files:
                 file.close()
             self.open.clear()
 
-    def segment(self, i: int) -> tuple[h5py.File, dict[str, h5py.Dataset]]:
+    def segment(self, i: int) -> tuple[h5py.File, dict[str, tuple]]:
         if self.pid != os.getpid():  # after a fork: the parent's files are not ours to use or to close
             self.left_alone.append(self.open)
             self.open, self.pid = OrderedDict(), os.getpid()
@@ -347,7 +373,8 @@ class _Files:
         self.open[i] = file, {}
         return self.open[i]
 
-    def _dataset(self, i: int, path: str, shape: tuple[int, ...], stored: np.dtype, is_float: bool) -> h5py.Dataset:
+    def _dataset(self, i: int, path: str, shape: tuple[int, ...], stored: np.dtype, is_float: bool) -> tuple:
+        """(dataset, its space, its type) of a segment, checked when first asked for."""
         file, datasets = self.segment(i)
         if path in datasets:
             return datasets[path]
@@ -359,33 +386,40 @@ class _Files:
             raise SegmentError(f"{where} is not there, or is no dataset; store.json lists it") from None
         if data.shape != shape:
             raise SegmentError(f"{where} is {data.shape}, expected {shape}")
-        kind, width = data.id.get_type().get_class(), data.id.get_type().get_size()
+        stored_type = data.id.get_type()
+        kind, width = stored_type.get_class(), stored_type.get_size()
         if width != stored.itemsize or kind != (h5py.h5t.FLOAT if is_float else h5py.h5t.INTEGER):
-            raise SegmentError(f"{where} has elements of {width} bytes and of HDF5 class {kind}, store.json says "
-                               f"{stored.itemsize} bytes, {'a float' if is_float else 'an integer'}")
-        datasets[path] = data
-        return data
+            raise SegmentError(
+                f"{where} has elements of {width} bytes and of HDF5 class {kind}, store.json says "
+                f"{stored.itemsize} bytes, {'a float' if is_float else 'an integer'}"
+            )
+        datasets[path] = data, data.id.get_space(), stored_type
+        return datasets[path]
 
-    def dataset(self, i: int, value: Value) -> h5py.Dataset:
+    def _of_value(self, i: int, value: Value) -> tuple:
         n_rows = int(value.first[i + 1] - value.first[i])
         return self._dataset(i, value.path, (n_rows, *value.row_shape), value.stored_dtype, value.is_float)
 
+    def dataset(self, i: int, value: Value) -> h5py.Dataset:
+        return self._of_value(i, value)[0]
+
     def read(self, i: int, value: Value, begin: int, out: np.ndarray):
         if len(out):
-            self._read(i, self.dataset(i, value), begin, out)
+            self._read(i, self._of_value(i, value), begin, out)
 
-    def _read(self, i: int, data: h5py.Dataset, begin: int, out: np.ndarray):
-        space = data.id.get_space()
+    def _read(self, i: int, opened: tuple, begin: int, out: np.ndarray):
+        data, space, stored_type = opened
         space.select_hyperslab((begin, *(0,) * (out.ndim - 1)), out.shape)
         # The memory's type is the file's: bfloat16 goes as bits, past HDF5's slow conversion.
         try:
-            data.id.read(h5py.h5s.create_simple(out.shape), space, out, mtype=data.id.get_type())
+            data.id.read(h5py.h5s.create_simple(out.shape), space, out, mtype=stored_type)
         except OSError as error:
             path = self.store.path / self.store.segments[i]["file"]
             raise SegmentError(f"{path}: {data.name}, rows {begin} to {begin + len(out) - 1}: {error}") from None
 
-    def tables(self, i: int, names: Iterable[str], group: str, n_rows: int, begin: int = 0,
-               end: int | None = None) -> dict[str, np.ndarray]:
+    def tables(
+        self, i: int, names: Iterable[str], group: str, n_rows: int, begin: int = 0, end: int | None = None
+    ) -> dict[str, np.ndarray]:
         end = n_rows if end is None else end
         out = {}
         for name in names:
@@ -449,6 +483,7 @@ def to_tensor(array: np.ndarray, dtype: str):
 
 
 # ---------------------------------------------------------------- rows
+
 
 def _as_span(rows, n: int) -> tuple[int, int] | None:
     """(begin, end) where rows are all rows or a slice without a step."""
@@ -530,6 +565,7 @@ def _joined(parts: list[np.ndarray], dtype=np.int64) -> np.ndarray:
 
 # ---------------------------------------------------------------- store.json
 
+
 def _need_zstd(path: Path):
     try:
         import hdf5plugin  # noqa: F401  (registers the filter)
@@ -538,8 +574,9 @@ def _need_zstd(path: Path):
     else:
         reason = ""
     if not h5py.h5z.filter_avail(ZSTD_FILTER):
-        raise MissingPlugin(f"{path} is compressed with zstd, for which HDF5 has no filter here{reason}: "
-                            f"pip install hdf5plugin")
+        raise MissingPlugin(
+            f"{path} is compressed with zstd, for which HDF5 has no filter here{reason}: pip install hdf5plugin"
+        )
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -550,12 +587,22 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise StoreError(f"{path}: not JSON: {error}") from None
     if not isinstance(info, dict) or info.get("kind") != "actdump store":
-        raise StoreError(f"{path}: kind is not \"actdump store\"")
+        raise StoreError(f'{path}: kind is not "actdump store"')
     if info.get("version") != VERSION:
-        raise VersionError(f"{path}: version {info.get('version')!r}; this package reads version {VERSION}: "
-                           f"install the one that came with the program that wrote the store")
-    wanted = {"complete": bool, "totals": dict, "model": dict, "compression": dict, "captures": list, "datasets": list,
-              "unit_start": list, "segments": list}
+        raise VersionError(
+            f"{path}: version {info.get('version')!r}; this package reads version {VERSION}: "
+            f"install the one that came with the program that wrote the store"
+        )
+    wanted = {
+        "complete": bool,
+        "totals": dict,
+        "model": dict,
+        "compression": dict,
+        "captures": list,
+        "datasets": list,
+        "unit_start": list,
+        "segments": list,
+    }
     for key, kind in wanted.items():
         if not isinstance(info.get(key), kind):
             raise StoreError(f"{path}: {key} is not {kind.__name__}")

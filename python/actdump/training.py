@@ -7,6 +7,7 @@
 
 Each pass over the loader is an epoch, in an order of its own that the seed gives. Ranks are torch.distributed's where
 that is set up, or given."""
+
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from actdump.epoch import POOL_BYTES, Epoch, Rows
 from actdump.errors import StoreError
-from actdump.store import Store, Value, to_tensor
+from actdump.store import Store, to_tensor
 
 __all__ = ["Batches", "Loader", "RowDataset"]
 
@@ -43,13 +44,30 @@ class Batches(IterableDataset):
     set_epoch(epoch, position) chooses the epoch and how many batches of it were handed out already. Arguments are those
     of Rows and Epoch."""
 
-    def __init__(self, store: Store, values, batch_size: int, seed: int = 0, where=None, tables: bool = False,
-                 normalise: str | None = None, rank: int | None = None, n_ranks: int | None = None,
-                 pool_bytes: int = POOL_BYTES, shuffle: bool = True):
+    def __init__(
+        self,
+        store: Store,
+        values,
+        batch_size: int,
+        seed: int = 0,
+        where=None,
+        tables: bool = False,
+        normalise: str | None = None,
+        rank: int | None = None,
+        n_ranks: int | None = None,
+        pool_bytes: int = POOL_BYTES,
+        shuffle: bool = True,
+    ):
         self.rows = Rows(store, values, where=where, tables=tables, normalise=normalise)
         self.rank, self.n_ranks = _ranks(rank, n_ranks)
-        self.options = dict(batch_size=batch_size, seed=seed, rank=self.rank, n_ranks=self.n_ranks,
-                            pool_bytes=pool_bytes, shuffle=shuffle)
+        self.options = dict(
+            batch_size=batch_size,
+            seed=seed,
+            rank=self.rank,
+            n_ranks=self.n_ranks,
+            pool_bytes=pool_bytes,
+            shuffle=shuffle,
+        )
         self.epoch = self.position = 0
 
     def set_epoch(self, epoch: int, position: int = 0):
@@ -71,8 +89,17 @@ class Loader:
     state_dict() says where in the epoch the loop is (a batch counts when it is handed out) and load_state_dict() goes
     there; with other workers, ranks, seed, batch size, pools or rows the order would be another, so it refuses."""
 
-    def __init__(self, store: Store, values, batch_size: int, num_workers: int = 0, multiprocessing_context=None,
-                 prefetch_factor: int | None = None, pin_memory: bool = False, **options):
+    def __init__(
+        self,
+        store: Store,
+        values,
+        batch_size: int,
+        num_workers: int = 0,
+        multiprocessing_context=None,
+        prefetch_factor: int | None = None,
+        pin_memory: bool = False,
+        **options,
+    ):
         self.data = Batches(store, values, batch_size, **options)
         self.num_workers = num_workers
         self.options = dict(batch_size=None, num_workers=num_workers, pin_memory=pin_memory)
@@ -92,8 +119,12 @@ class Loader:
 
     def _identity(self) -> dict:
         rows = self.data.rows
-        return {**{k: v for k, v in self.data.options.items() if k != "rank"}, "num_workers": max(1, self.num_workers),
-                "values": rows.names(), "n_rows": len(rows)}
+        return {
+            **{k: v for k, v in self.data.options.items() if k != "rank"},
+            "num_workers": max(1, self.num_workers),
+            "values": rows.names(),
+            "n_rows": len(rows),
+        }
 
     def state_dict(self) -> dict:
         return {"epoch": self.epoch, "position": self.position, **self._identity()}
@@ -113,8 +144,15 @@ class RowDataset(Dataset):
     shuffled order take Batches, or this with batch_sampler=dataset.sampler(...) and no workers: items of your own
     random order cost a chunk each."""
 
-    def __init__(self, store: Store, values, where=None, tables: bool = False, normalise: str | None = None,
-                 cache_bytes: int = POOL_BYTES):
+    def __init__(
+        self,
+        store: Store,
+        values,
+        where=None,
+        tables: bool = False,
+        normalise: str | None = None,
+        cache_bytes: int = POOL_BYTES,
+    ):
         self.rows = Rows(store, values, where=where, tables=tables, normalise=normalise)
         self.cache_bytes, self.cached = cache_bytes, OrderedDict()
 

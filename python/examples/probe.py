@@ -5,6 +5,7 @@
 
 Trains a softmax on rows of four fifths of the documents and prints its cross-entropy on the others, beside that of a
 control that is trained in the same way on the same rows with their labels shuffled."""
+
 import argparse
 import json
 
@@ -73,8 +74,11 @@ def main():
     for name, given in (("probe", wanted), ("shuffled labels", torch.from_numpy(shuffled))):
         probe = train(store, options.value, given, train_rows, n_classes, options.epochs, options.seed)
         results[name] = evaluate(store, options.value, wanted, test_rows, probe)
-    print(json.dumps({"value": options.value, "train_rows": len(train_rows), "test_rows": len(test_rows), **results},
-                     indent=1))
+    print(
+        json.dumps(
+            {"value": options.value, "train_rows": len(train_rows), "test_rows": len(test_rows), **results}, indent=1
+        )
+    )
 
 
 if __name__ == "__main__":

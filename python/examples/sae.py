@@ -2,11 +2,12 @@
 """A sparse autoencoder, trained with the package dictionary-learning straight from a store.
 
     pip install dictionary-learning
-    python python/examples/sae.py out/sample-mamba [--value residuals/layers/3/layer_output] [--steps 400] [--save FOLDER]
+    python python/examples/sae.py out/sample-mamba [--value residuals/layers/3/layer_output] [--steps 400]
 
 The trainer is given batches as the loader reads them, scaled to a mean norm of sqrt(d) by the store's statistics; no
 activation is copied to another file. Prints the share of variance that the autoencoder leaves unexplained on rows of
 documents that it was not trained on, beside that of one that was not trained."""
+
 import argparse
 import json
 import os
@@ -61,17 +62,37 @@ def main():
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     folder = options.save or os.path.join(options.store, os.pardir, "sae")
-    config = dict(trainer=TopKTrainer, steps=options.steps, activation_dim=width, dict_size=options.features, k=options.k,
-                  layer=store[value].layer, lm_name=store.info["model"]["family"], lr=1e-3, device=device,
-                  warmup_steps=options.steps // 20, decay_start=options.steps * 4 // 5, seed=options.seed)
+    config = dict(
+        trainer=TopKTrainer,
+        steps=options.steps,
+        activation_dim=width,
+        dict_size=options.features,
+        k=options.k,
+        layer=store[value].layer,
+        lm_name=store.info["model"]["family"],
+        lr=1e-3,
+        device=device,
+        warmup_steps=options.steps // 20,
+        decay_start=options.steps * 4 // 5,
+        seed=options.seed,
+    )
     trainSAE(endless(train, value), [config], steps=options.steps, save_dir=folder, device=device)
 
     torch.manual_seed(options.seed)
     untrained = AutoEncoderTopK(width, options.features, options.k)
     trained = AutoEncoderTopK(width, options.features, options.k)
     trained.load_state_dict(torch.load(os.path.join(folder, "trainer_0", "ae.pt")))
-    print(json.dumps({"value": value, "unexplained": unexplained(trained, test, value),
-                      "unexplained_untrained": unexplained(untrained, test, value), "saved": folder}, indent=1))
+    print(
+        json.dumps(
+            {
+                "value": value,
+                "unexplained": unexplained(trained, test, value),
+                "unexplained_untrained": unexplained(untrained, test, value),
+                "saved": folder,
+            },
+            indent=1,
+        )
+    )
 
 
 if __name__ == "__main__":

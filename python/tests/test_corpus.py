@@ -1,4 +1,5 @@
 """Corpora from what people have: ids that come back from `actdump run` are the originals'."""
+
 import gzip
 import json
 
@@ -14,8 +15,13 @@ DOCUMENTS = [d.tolist() for d in harness.random_documents(3, [5, 1, 40, 0, 33, 2
 
 def rows_after_run(folder, stem, checkpoint="mamba", context=32):
     """{document: its ids} of the rows that a run over the corpus stored."""
-    job, store = harness.make_job(folder, checkpoint=harness.FIXTURES / checkpoint, corpus=stem, context=context,
-                                  captures={"c": {"values": ["layer_output"], "layers": [0]}})
+    job, store = harness.make_job(
+        folder,
+        checkpoint=harness.FIXTURES / checkpoint,
+        corpus=stem,
+        context=context,
+        captures={"c": {"values": ["layer_output"], "layers": [0]}},
+    )
     harness.actdump("run", job).expect(harness.OK)
     with actdump.open(store) as opened:
         rows = opened["c"].rows()
@@ -93,7 +99,9 @@ def test_text_with_a_tokenizer(tmp_path):
         assert read_pair(tmp_path / "corpus") == wanted
     convert(tmp_path / "a.txt", tmp_path / "corpus", tokenizer=path, end_id=0, force=True)
     assert read_pair(tmp_path / "corpus") == [w + [0] for w in wanted]
-    assert rows_after_run(tmp_path, tmp_path / "corpus", harness.SAMPLE / "mamba") == dict(enumerate(read_pair(tmp_path / "corpus")))
+    assert rows_after_run(tmp_path, tmp_path / "corpus", harness.SAMPLE / "mamba") == dict(
+        enumerate(read_pair(tmp_path / "corpus"))
+    )
 
 
 def test_large_ids_widen_what_was_written(tmp_path):
@@ -109,7 +117,7 @@ BAD = {
     "a huge id": ("a.jsonl", f"[1, {2**70}]\n", f"id {2**70}"),
     "not integers": ("a.jsonl", "[1, 2.5]\n", "not a list of integers"),
     "booleans": ("a.jsonl", "[true]\n", "not a list of integers"),
-    "no field": ("a.jsonl", "{\"text\": \"x\"}\n", "text needs --tokenizer"),
+    "no field": ("a.jsonl", '{"text": "x"}\n', "text needs --tokenizer"),
     "text alone": ("a.txt", "x\n", "text needs --tokenizer"),
     "an unknown kind": ("a.csv", "1,2\n", "not a .parquet"),
     "a broken parquet": ("a.parquet", "PAR1 and more", "a.parquet: "),

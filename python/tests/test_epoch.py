@@ -1,4 +1,5 @@
 """The order of an epoch: each row once whatever the ranks and workers, mixed, resumable. Without torch."""
+
 import multiprocessing
 from functools import partial
 
@@ -26,7 +27,9 @@ def run_workers(method, path, options, n_workers):
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
-@pytest.mark.parametrize("method,n_workers", [("", 0)] + [(m, n) for m in ("fork", "spawn", "forkserver") for n in (1, 4)])
+@pytest.mark.parametrize(
+    "method,n_workers", [("", 0)] + [(m, n) for m in ("fork", "spawn", "forkserver") for n in (1, 4)]
+)
 def test_each_row_once_whatever_the_workers_and_ranks(sample, method, n_workers, n_ranks):
     whole = actdump.open(sample)[STREAM].read(raw=True)
     seen, lengths = [], set()
@@ -73,6 +76,7 @@ def test_an_epoch_goes_on_from_any_position(sample, n_workers, rank, n_ranks):
                     still.append(w)
             waiting = still
         return [b["row"] for b in out]
+
     whole = dealt(0)
     assert len(whole) == len(epoch) > 5
     for position in (1, 2, 5, len(whole) - 1, len(whole)):
@@ -166,7 +170,9 @@ def test_normalisation(sample):
         Rows(store, [STREAM], normalise="std")
 
 
-@pytest.mark.parametrize("n,batch_size,n_ranks", [(1, 1, 3), (2, 4, 3), (7, 2, 3), (8, 4, 2), (9, 4, 2), (9, 3, 3), (1, 5, 1)])
+@pytest.mark.parametrize(
+    "n,batch_size,n_ranks", [(1, 1, 3), (2, 4, 3), (7, 2, 3), (8, 4, 2), (9, 4, 2), (9, 3, 3), (1, 5, 1)]
+)
 def test_small_numbers(stores, n, batch_size, n_ranks):
     rows = Rows(actdump.open(stores("mamba")), "everything/layers/0/layer_output", where=np.arange(n), tables=True)
     epochs = [Epoch(rows, batch_size, rank=r, n_ranks=n_ranks) for r in range(n_ranks)]

@@ -1,4 +1,5 @@
 """The examples train on the sample's store, below bounds that their controls do not reach."""
+
 import importlib.util
 import json
 import os
@@ -19,10 +20,15 @@ def sample_store(sample):
 
 
 def run(name, *arguments):
-    done = subprocess.run([sys.executable, str(EXAMPLES / name), *map(str, arguments)], capture_output=True, text=True,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=900)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=900,
+    )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    return json.loads(done.stdout[done.stdout.index("{\n"):])
+    return json.loads(done.stdout[done.stdout.index("{\n") :])
 
 
 def test_the_probe(sample_store):
@@ -32,8 +38,9 @@ def test_the_probe(sample_store):
     assert found["probe"]["accuracy"] > 0.3 > found["shuffled labels"]["accuracy"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("dictionary_learning") is None,
-                    reason="the package dictionary-learning is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("dictionary_learning") is None, reason="the package dictionary-learning is not installed"
+)
 def test_the_sparse_autoencoder(sample_store, tmp_path):
     found = run("sae.py", sample_store, "--steps", 200, "--save", tmp_path)
     assert found["unexplained"] < 0.35 < found["unexplained_untrained"]
@@ -42,8 +49,21 @@ def test_the_sparse_autoencoder(sample_store, tmp_path):
 
 def test_the_benchmark_of_reading(sample):
     """It runs and measures all ways; how fast this machine is at this moment is not a test's matter."""
-    done = subprocess.run([sys.executable, str(harness.ROOT / "python/bench_reading.py"), str(sample), "--seconds", "0.3",
-                           "--rounds", "3", "--json"], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(harness.ROOT / "python/bench_reading.py"),
+            str(sample),
+            "--seconds",
+            "0.3",
+            "--rounds",
+            "3",
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(found) == 5 and all(x["MB_per_s"] > 0 for x in found.values())

@@ -1,4 +1,5 @@
 """The report: its figures are NumPy's on the same store, it needs nothing from elsewhere, and a browser shows it."""
+
 import html.parser
 import json
 import re
@@ -111,21 +112,25 @@ def test_nothing_from_elsewhere_and_well_formed(reported):
 
         def handle_endtag(self, tag):
             assert depth.pop() == tag
+
     Balance().feed(text)
     assert not depth
 
 
 def test_places_of_what_is_not_finite(tmp_path):
     """A checkpoint with one embedding of infinity: the page counts it and names its token."""
+
     def spoil(tensors):
         name = next(n for n in tensors if "embed" in n)
         array = tensors[name][1].copy()
         array[40, 3] = np.inf
         tensors[name] = (tensors[name][0], array)
+
     checkpoint = harness.copy_checkpoint("mamba", tmp_path / "checkpoint", tensors=spoil)
     corpus = harness.write_corpus(tmp_path / "corpus", [[1, 2, 3], [5, 40, 7]])
-    job, store = harness.make_job(tmp_path, checkpoint=checkpoint, corpus=corpus,
-                                  captures={"c": {"values": ["token_embeddings"]}})
+    job, store = harness.make_job(
+        tmp_path, checkpoint=checkpoint, corpus=corpus, captures={"c": {"values": ["token_embeddings"]}}
+    )
     harness.actdump("run", job).expect(harness.OK)
     text, found = made(store, tmp_path)
     value = found["values"][0]
@@ -151,17 +156,28 @@ def test_a_browser_shows_it(stores, tmp_path, scheme, width):
     if not chromium:
         pytest.skip("no chromium is installed: the page is not looked at")
     made(stores("jamba"), tmp_path)
-    probe = ("<script>addEventListener('load', () => document.title = [document.documentElement.scrollWidth, innerWidth, "
-             "getComputedStyle(document.body).backgroundColor, document.querySelectorAll('svg').length].join('|'))</script>")
+    probe = (
+        "<script>addEventListener('load', () => document.title = [document.documentElement.scrollWidth, innerWidth, "
+        "getComputedStyle(document.body).backgroundColor, document.querySelectorAll('svg').length].join('|'))</script>"
+    )
     page = tmp_path / "report.html"
     page.write_text(page.read_text().replace("</body>", probe + "</body>"))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'profile'}",
-               f"--window-size={width},1600"] + (["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else [])
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        f"--window-size={width},1600",
+    ] + (["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else [])
     shot = tmp_path / "page.png"
-    subprocess.run([chromium, *options, f"--screenshot={shot}", page.as_uri()], check=True, capture_output=True, timeout=100)
+    subprocess.run(
+        [chromium, *options, f"--screenshot={shot}", page.as_uri()], check=True, capture_output=True, timeout=100
+    )
     assert shot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and shot.stat().st_size > 20_000
-    dom = subprocess.run([chromium, *options, "--dump-dom", page.as_uri()], check=True, capture_output=True, text=True,
-                         timeout=100).stdout
+    dom = subprocess.run(
+        [chromium, *options, "--dump-dom", page.as_uri()], check=True, capture_output=True, text=True, timeout=100
+    ).stdout
     shown, inner, background, charts = re.search(r"<title>([^<]*)</title>", dom)[1].split("|")
     assert int(shown) <= int(inner), "the page is wider than the window"
     assert background == {"light": "rgb(251, 250, 247)", "dark": "rgb(20, 22, 26)"}[scheme]

@@ -1,4 +1,5 @@
 """Reading, held against h5py's own view of store.h5, on stores of all families."""
+
 import json
 import pickle
 import subprocess
@@ -61,10 +62,14 @@ def test_filters(stores):
     rows = capture.rows()
     token = rows["input_ids"][5]
     assert np.array_equal(capture.select(tokens=token), np.flatnonzero(rows["input_ids"] == token))
-    assert np.array_equal(capture.select(positions=slice(2, None, 3)),
-                          np.flatnonzero((rows["position"] >= 2) & (rows["position"] % 3 == 2)))
-    assert np.array_equal(capture.select(documents=[0, 2], positions=range(4)),
-                          np.flatnonzero(np.isin(rows["document"], [0, 2]) & (rows["position"] < 4)))
+    assert np.array_equal(
+        capture.select(positions=slice(2, None, 3)),
+        np.flatnonzero((rows["position"] >= 2) & (rows["position"] % 3 == 2)),
+    )
+    assert np.array_equal(
+        capture.select(documents=[0, 2], positions=range(4)),
+        np.flatnonzero(np.isin(rows["document"], [0, 2]) & (rows["position"] < 4)),
+    )
     assert np.array_equal(capture.select(sequences=lambda s: s % 2 == 1), np.flatnonzero(rows["sequence"] % 2))
     assert len(capture.select()) == len(capture)
 
@@ -129,6 +134,7 @@ def test_an_incomplete_store_says_so_and_reads(broken):
     def lose_the_second_unit(info):
         info["complete"], info["index"], info["statistics"] = False, None, None
         del info["segments"][1]
+
     edit_manifest(broken, lose_the_second_unit)
     (broken / "segments/000001.h5").unlink()
     (broken / "store.h5").unlink()
@@ -166,25 +172,49 @@ def flip_a_byte_of_a_chunk(store):
 
 BROKEN = {
     "no store.json": (lambda s: (s / "store.json").unlink(), actdump.StoreError, "store.json: No such file"),
-    "cut store.json": (lambda s: (s / "store.json").write_text("{\"version\": 1"), actdump.StoreError, "not JSON"),
+    "cut store.json": (lambda s: (s / "store.json").write_text('{"version": 1'), actdump.StoreError, "not JSON"),
     "another kind": (lambda s: edit_manifest(s, lambda i: i.update(kind="x")), actdump.StoreError, "kind is not"),
-    "a newer version": (lambda s: edit_manifest(s, lambda i: i.update(version=2)), actdump.VersionError,
-                        "version 2; this package reads version 1"),
-    "no segments": (lambda s: edit_manifest(s, lambda i: i.pop("segments")), actdump.StoreError, "segments is not list"),
-    "a name outside": (lambda s: edit_manifest(s, lambda i: i["segments"][0].update(file="../a.h5")),
-                       actdump.StoreError, "not a file of segments/"),
-    "an unknown dtype": (lambda s: edit_manifest(s, lambda i: i["datasets"][-1].update(dtype="float8")),
-                         actdump.StoreError, "float8"),
-    "a missing segment": (lambda s: (s / "segments/000001.h5").unlink(), actdump.SegmentError,
-                          "segments/000001.h5: No such file"),
+    "a newer version": (
+        lambda s: edit_manifest(s, lambda i: i.update(version=2)),
+        actdump.VersionError,
+        "version 2; this package reads version 1",
+    ),
+    "no segments": (
+        lambda s: edit_manifest(s, lambda i: i.pop("segments")),
+        actdump.StoreError,
+        "segments is not list",
+    ),
+    "a name outside": (
+        lambda s: edit_manifest(s, lambda i: i["segments"][0].update(file="../a.h5")),
+        actdump.StoreError,
+        "not a file of segments/",
+    ),
+    "an unknown dtype": (
+        lambda s: edit_manifest(s, lambda i: i["datasets"][-1].update(dtype="float8")),
+        actdump.StoreError,
+        "float8",
+    ),
+    "a missing segment": (
+        lambda s: (s / "segments/000001.h5").unlink(),
+        actdump.SegmentError,
+        "segments/000001.h5: No such file",
+    ),
     "a truncated segment": (truncate, actdump.SegmentError, "bytes, store.json says"),
     "another segment under its name": (swap_segments, actdump.SegmentError, "expected (1, 0)"),
-    "a shape that differs": (lambda s: edit_manifest(s, lambda i: [d.update(shape=[25]) for d in i["datasets"]
-                                                                   if d["path"].endswith("1/layer_output")]),
-                             actdump.SegmentError, "expected (14, 25)"),
-    "a dtype that differs": (lambda s: edit_manifest(s, lambda i: [d.update(dtype="bfloat16") for d in i["datasets"]
-                                                                   if d["path"].endswith("1/layer_output")]),
-                             actdump.SegmentError, "store.json says 2 bytes"),
+    "a shape that differs": (
+        lambda s: edit_manifest(
+            s, lambda i: [d.update(shape=[25]) for d in i["datasets"] if d["path"].endswith("1/layer_output")]
+        ),
+        actdump.SegmentError,
+        "expected (14, 25)",
+    ),
+    "a dtype that differs": (
+        lambda s: edit_manifest(
+            s, lambda i: [d.update(dtype="bfloat16") for d in i["datasets"] if d["path"].endswith("1/layer_output")]
+        ),
+        actdump.SegmentError,
+        "store.json says 2 bytes",
+    ),
     "a flipped byte": (flip_a_byte_of_a_chunk, actdump.SegmentError, "rows 0 to 13"),
 }
 
@@ -200,8 +230,10 @@ def test_what_is_broken_is_one_clear_exception(broken, name):
 
 
 def test_a_missing_plugin_is_named(stores):
-    code = ("import sys; sys.modules['hdf5plugin'] = None\nimport actdump\n"
-            f"try: actdump.open({str(stores('mamba'))!r})\nexcept actdump.MissingPlugin as e: print(e)")
+    code = (
+        "import sys; sys.modules['hdf5plugin'] = None\nimport actdump\n"
+        f"try: actdump.open({str(stores('mamba'))!r})\nexcept actdump.MissingPlugin as e: print(e)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install hdf5plugin" in done.stdout, done.stderr
 

@@ -1,4 +1,5 @@
 """The torch datasets: workers of every start method, ranks, resuming."""
+
 import numpy as np
 import pytest
 
@@ -22,14 +23,26 @@ def bits(tensor):
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
-@pytest.mark.parametrize("method,workers", [(None, 0)] + [(m, n) for m in ("fork", "spawn", "forkserver") for n in (1, 4)])
+@pytest.mark.parametrize(
+    "method,workers", [(None, 0)] + [(m, n) for m in ("fork", "spawn", "forkserver") for n in (1, 4)]
+)
 def test_the_union_is_the_store(sample, method, workers, n_ranks):
     store = actdump.open(sample)
     whole, numbers, rows, steps = store[STREAM].read(raw=True), [], [], set()
     assert len(store[STREAM][:5])  # files are open when workers are forked
     for rank in range(n_ranks):
-        loader = Loader(store, [STREAM], batch_size=256, seed=1, rank=rank, n_ranks=n_ranks, tables=True,
-                        num_workers=workers, multiprocessing_context=method, pool_bytes=POOL)
+        loader = Loader(
+            store,
+            [STREAM],
+            batch_size=256,
+            seed=1,
+            rank=rank,
+            n_ranks=n_ranks,
+            tables=True,
+            num_workers=workers,
+            multiprocessing_context=method,
+            pool_bytes=POOL,
+        )
         batches = list(loader)
         assert len(batches) == len(loader) and all(b[STREAM].dtype == torch.bfloat16 for b in batches)
         steps.add(len(batches))
@@ -47,7 +60,7 @@ def orders(loader, n=1):
 
 def test_the_seed_and_the_epoch_give_the_order(sample):
     store = actdump.open(sample)
-    make = lambda seed: Loader(store, [STREAM], 512, seed=seed, tables=True, num_workers=2, pool_bytes=POOL)  # noqa: E731
+    make = lambda seed: Loader(store, [STREAM], 512, seed=seed, tables=True, num_workers=2, pool_bytes=POOL)
     first, again, other = orders(make(1), 2), orders(make(1), 2), orders(make(2), 1)
     assert first == again and first[0] != first[1] and first[0] != other[0]
     assert sorted(sum(first[0], [])) == sorted(sum(first[1], [])) == sorted(sum(other[0], []))

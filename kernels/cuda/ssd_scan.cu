@@ -76,11 +76,26 @@ __global__ void ssd_steps_kernel(struct ssd s)
     }
 }
 
-/* exp(cum_last - cum_t) beta_t: what is left of a token's contribution at row `last`. */
-static __device__ __forceinline__ float remaining(const struct ssd &s, int64_t last, int64_t row, int head)
+/* A chunk's cum and beta of one head, in shared memory. */
+struct chunk_steps {
+    float sum[MAX_CHUNK], beta[MAX_CHUNK];
+};
+
+static __device__ __forceinline__ void load_steps(const struct ssd &s, const struct tile &tile, int head,
+                                                  chunk_steps &to)
 {
-    int64_t n_heads = s.args.n_heads;
-    return expf(s.sums[last * n_heads + head] - s.sums[row * n_heads + head]) * s.betas[row * n_heads + head];
+    for (int t = threadIdx.x; t < tile.length; t += blockDim.x) {
+        int64_t at = ((int64_t)tile.row + t) * s.args.n_heads + head;
+        to.sum[t] = s.sums[at];
+        to.beta[t] = s.betas[at];
+    }
+    __syncthreads();
+}
+
+/* exp(cum_at - cum_t) beta_t: what is left of token t's contribution at token `at` of the chunk. */
+static __device__ __forceinline__ float remaining(const chunk_steps &steps, int at, int t)
+{
+    return expf(steps.sum[at] - steps.sum[t]) * steps.beta[t];
 }
 
 /* Blocks of 64 x 64 in a matrix of `cols` columns: which one is blockIdx.z? */
@@ -98,6 +113,7 @@ static __device__ __forceinline__ struct corner block_corner(int cols)
 template <typename Product> __global__ void __launch_bounds__(TILE_THREADS) ssd_ends_kernel(struct ssd s)
 {
     __shared__ typename Product::shared shared;
+    __shared__ chunk_steps steps;
     int64_t index = blockIdx.x;
     int head = (int)blockIdx.y, n_states = s.args.state_dim, dim = s.args.head_dim;
     const struct tile tile = s.tiles[index];
@@ -105,14 +121,17 @@ template <typename Product> __global__ void __launch_bounds__(TILE_THREADS) ssd_
     if (is_last_of_run && !(s.is_end && index == s.n_tiles - 1 && s.args.runs.carry_out))
         return; /* nobody goes on from it */
     struct corner c = block_corner(dim);
-    int64_t row = tile.row, last = row + tile.length - 1;
+    int64_t row = tile.row;
+    load_steps(s, tile, head, steps);
+    for (int t = threadIdx.x; t < tile.length; t += blockDim.x)
+        steps.beta[t] = remaining(steps, tile.length - 1, t);
+    __syncthreads();
     typename Product::fragment f;
     Product::clear(f);
     Product::template multiply<2, 1>(
         f, shared, tile.length, ALONG_OUTER,
         [&](int n, int t) {
-            return c.row + n < n_states ? state_product(s, s.args.B, row + t, head, c.row + n) *
-                                              remaining(s, last, row + t, head)
+            return c.row + n < n_states ? state_product(s, s.args.B, row + t, head, c.row + n) * steps.beta[t]
                                         : 0.0f;
         },
         ALONG_OUTER,
@@ -174,12 +193,12 @@ template <typename Product> __global__ void __launch_bounds__(TILE_THREADS) ssd_
 /* exp(cum_t) C_t S, added to f. */
 template <typename Product>
 static __device__ __forceinline__ void
-add_from_start(const struct ssd &s, const struct tile &tile, int64_t index, int head, struct corner c,
-               typename Product::fragment &f, typename Product::shared &shared)
+add_from_start(const struct ssd &s, const struct tile &tile, int64_t index, struct corner c,
+               const chunk_steps &steps, typename Product::fragment &f, typename Product::shared &shared)
 {
+    int head = (int)blockIdx.y, dim = s.args.head_dim;
     const float *start = tile_state(s, index, head);
     int64_t row = (int64_t)tile.row + c.row;
-    int dim = s.args.head_dim;
     Product::template multiply<1, 2>(
         f, shared, s.args.state_dim, ALONG_K,
         [&](int t, int n) {
@@ -188,13 +207,14 @@ add_from_start(const struct ssd &s, const struct tile &tile, int64_t index, int 
         ALONG_OUTER, [&](int n, int p) { return c.col + p < dim ? start[n * dim + c.col + p] : 0.0f; });
     Product::for_each(f, [&](int t, int, float &value) {
         if (c.row + t < tile.length)
-            value *= expf(s.sums[(row + t) * s.args.n_heads + head]);
+            value *= expf(steps.sum[c.row + t]);
     });
 }
 
 template <typename Product> __global__ void __launch_bounds__(TILE_THREADS) ssd_outputs_kernel(struct ssd s)
 {
     __shared__ typename Product::shared shared;
+    __shared__ chunk_steps steps;
     int64_t index = blockIdx.x;
     int head = (int)blockIdx.y, dim = s.args.head_dim, group = head / (s.args.n_heads / s.args.n_groups);
     const struct tile tile = s.tiles[index];
@@ -204,17 +224,16 @@ template <typename Product> __global__ void __launch_bounds__(TILE_THREADS) ssd_
     int64_t row = tile.row;
     const float *pairs = s.pairs + (index * s.args.n_groups + group) * s.chunk * s.chunk;
     int depth = tile.length < c.row + TILE ? tile.length : c.row + TILE; /* later tokens do not count */
+    load_steps(s, tile, head, steps);
     typename Product::fragment f;
     Product::clear(f);
     if (!is_run_start(tile) || (tile.run == 0 && s.args.runs.carry_in))
-        add_from_start<Product>(s, tile, index, head, c, f, shared);
+        add_from_start<Product>(s, tile, index, c, steps, f, shared);
     Product::template multiply<2, 1>(
         f, shared, depth, ALONG_K,
         [&](int t, int i) {
             int at = c.row + t;
-            return i <= at && at < tile.length
-                       ? pairs[at * s.chunk + i] * remaining(s, row + at, row + i, head)
-                       : 0.0f;
+            return i <= at && at < tile.length ? pairs[at * s.chunk + i] * remaining(steps, at, i) : 0.0f;
         },
         ALONG_OUTER,
         [&](int i, int p) { return c.col + p < dim ? head_input(s, row + i, head, c.col + p) : 0.0f; });
@@ -228,21 +247,22 @@ template <typename Product> __global__ void __launch_bounds__(TILE_THREADS) ssd_
 /* The state after a chosen row: what its chunk started from, decayed, and the chunk's tokens up to it. */
 __global__ void ssd_states_kernel(struct ssd s)
 {
-    __shared__ float left[MAX_CHUNK];
+    __shared__ chunk_steps steps;
     int64_t i = s.first_state_row + blockIdx.x, row = s.state_rows[i];
     int64_t index = find_tile(s.tiles, s.n_tiles, row);
     const struct tile tile = s.tiles[index];
     int head = (int)blockIdx.y, dim = s.args.head_dim, size = s.args.state_dim * dim,
         n = (int)(row - tile.row) + 1;
+    load_steps(s, tile, head, steps);
+    float decay = expf(steps.sum[n - 1]);
     for (int t = threadIdx.x; t < n; t += blockDim.x)
-        left[t] = remaining(s, row, (int64_t)tile.row + t, head);
+        steps.beta[t] = remaining(steps, n - 1, t);
     __syncthreads();
-    float decay = expf(s.sums[row * s.args.n_heads + head]);
     const float *start = tile_state(s, index, head);
     for (int e = threadIdx.x; e < size; e += blockDim.x) {
         float sum = decay * start[e];
         for (int t = 0; t < n; t++)
-            sum += left[t] * state_product(s, s.args.B, (int64_t)tile.row + t, head, e / dim) *
+            sum += steps.beta[t] * state_product(s, s.args.B, (int64_t)tile.row + t, head, e / dim) *
                    head_input(s, (int64_t)tile.row + t, head, e % dim);
         store(s.args.states, i, (int64_t)head * size + e, sum);
     }

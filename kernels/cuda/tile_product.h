@@ -138,16 +138,33 @@ struct split_product {
                              f.value[i][j][e]);
     }
 
+    /* Two neighbours along k, as one word a term. */
     template <int TERMS>
     static __device__ __forceinline__ void put(uint16_t (&to)[2][TILE][SPLIT_STRIDE], int outer, int k,
-                                               float value)
+                                               float first, float second)
     {
-        uint32_t high = bf16_bits(value);
-        to[0][outer][k] = (uint16_t)high;
+        uint32_t high = bf16_pair(first, second);
+        *reinterpret_cast<uint32_t *>(&to[0][outer][k]) = high;
         if (TERMS == 2) {
             /* An infinity has no second term; its difference from itself would be a not-a-number. */
-            float rest = value - bf16_widen(high);
-            to[1][outer][k] = (uint16_t)bf16_bits(isfinite(value) ? rest : 0.0f);
+            float rest = isfinite(first) ? first - bf16_widen(high & 0xffffu) : 0.0f;
+            float rest_second = isfinite(second) ? second - bf16_widen(high >> 16) : 0.0f;
+            *reinterpret_cast<uint32_t *>(&to[1][outer][k]) = bf16_pair(rest, rest_second);
+        }
+    }
+
+    /* Brings elements [0, 64) x [first, first + TILE_DEPTH) of an operand into shared memory; zero from
+     * `depth` on. */
+    template <int TERMS, typename Element>
+    static __device__ __forceinline__ void bring(uint16_t (&to)[2][TILE][SPLIT_STRIDE], enum along along,
+                                                 int first, int depth, Element element)
+    {
+        for (int i = (int)threadIdx.x; i < TILE * TILE_DEPTH / 2; i += TILE_THREADS) {
+            int outer = along == ALONG_K ? i / (TILE_DEPTH / 2) : i % TILE;
+            int k = 2 * (along == ALONG_K ? i % (TILE_DEPTH / 2) : i / TILE);
+            float low = first + k < depth ? element(outer, first + k) : 0.0f;
+            float high = first + k + 1 < depth ? element(outer, first + k + 1) : 0.0f;
+            put<TERMS>(to, outer, k, low, high);
         }
     }
 
@@ -196,13 +213,8 @@ struct split_product {
     {
         for (int first = 0; first < depth; first += TILE_DEPTH) {
             __syncthreads(); /* what is in shared memory has been used */
-            for (int i = (int)threadIdx.x; i < TILE * TILE_DEPTH; i += TILE_THREADS) {
-                int outer, k;
-                piece_place(a_along, i, &outer, &k);
-                put<A_TERMS>(s.a, outer, k, first + k < depth ? a(outer, first + k) : 0.0f);
-                piece_place(b_along, i, &outer, &k);
-                put<B_TERMS>(s.b, outer, k, first + k < depth ? b(first + k, outer) : 0.0f);
-            }
+            bring<A_TERMS>(s.a, a_along, first, depth, a);
+            bring<B_TERMS>(s.b, b_along, first, depth, [&](int outer, int k) { return b(k, outer); });
             __syncthreads();
             multiply_terms(f, s.a[0], s.b[0]);
             if (A_TERMS == 2)

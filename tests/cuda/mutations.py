@@ -44,6 +44,8 @@ MUTATIONS = [
      "        load_step(s, (int64_t)tile.row + first, n, states, shared);"),
     ("no barrier: B and C of a scan, used too late", "selective_scan.cu",
      "        __syncthreads(); /* the last step's B and C have been used */\n", ""),
+    ("no barrier: a chunk's steps", "ssd_scan.cu", "to.beta[t] = s.betas[at]; } __syncthreads();",
+     "to.beta[t] = s.betas[at]; }"),
     ("no barrier: product tiles, before", "tile_product.h",
      "            __syncthreads(); /* what is in shared memory has been used */\n", EVERY),
     ("no barrier: product tiles, after", "tile_product.h", "            __syncthreads();\n            multiply_terms",

@@ -1,9 +1,12 @@
 #include "pipeline/files.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -22,6 +25,23 @@ int files_is_temporary(const char *name)
 {
     size_t n = strlen(name);
     return name[0] == '.' && n > 5 && strcmp(name + n - 4, ".tmp") == 0;
+}
+
+double files_temporary_bytes(const char *folder, int64_t before, double most)
+{
+    double bytes = 0;
+    DIR *listing = opendir(folder);
+    if (listing == NULL)
+        return 0;
+    for (struct dirent *entry; (entry = readdir(listing)) != NULL;) {
+        struct stat about;
+        if (!files_is_temporary(entry->d_name) || strtoll(entry->d_name + 1, NULL, 10) >= before ||
+            fstatat(dirfd(listing), entry->d_name, &about, 0) != 0)
+            continue;
+        bytes += (double)about.st_size < most ? (double)about.st_size : most;
+    }
+    closedir(listing);
+    return bytes;
 }
 
 int files_sync(const char *path)

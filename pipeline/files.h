@@ -14,6 +14,9 @@ enum status files_name_temporary(const char *folder, const char *name, char path
 /* True for a name (without folder) that files_name_temporary makes. */
 int files_is_temporary(const char *name);
 
+/* Bytes in folder's temporary files whose names begin with a number below `before`, each up to `most`. */
+double files_temporary_bytes(const char *folder, int64_t before, double most);
+
 /* Opens, fsyncs and closes a file or a folder. 0 or an errno. */
 int files_sync(const char *path);
 /* XXH3-64 and size of a file, read through `buffer` of FILES_HASH_BYTES. 0 or an errno. */

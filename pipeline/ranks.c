@@ -199,12 +199,14 @@ static void answer(struct ranks *ranks, const MPI_Status *message)
 {
     int source = message->MPI_SOURCE;
     int64_t number;
+    struct assignment assignment;
     struct error error;
     switch (message->MPI_TAG) {
     case TAG_REQUEST:
         check(MPI_Recv(NULL, 0, MPI_BYTE, source, TAG_REQUEST, ranks->comm, MPI_STATUS_IGNORE), "MPI_Recv");
-        number = schedule_next(ranks->schedule);
-        check(MPI_Send(&number, 1, MPI_INT64_T, source, TAG_ASSIGN, ranks->comm), "MPI_Send");
+        schedule_next(ranks->schedule, &assignment);
+        check(MPI_Send(&assignment, sizeof assignment, MPI_BYTE, source, TAG_ASSIGN, ranks->comm),
+              "MPI_Send");
         break;
     case TAG_RECORD:
         take_record(ranks, source);
@@ -312,18 +314,18 @@ static void send(struct ranks *ranks, const void *data, int count, MPI_Datatype 
     pthread_mutex_unlock(&ranks->lock);
 }
 
-int64_t ranks_next_unit(struct ranks *ranks)
+void ranks_next_unit(struct ranks *ranks, struct assignment *out)
 {
-    if (ranks->rank == 0)
-        return schedule_next(ranks->schedule);
-    int64_t unit = -1;
+    if (ranks->rank == 0) {
+        schedule_next(ranks->schedule, out);
+        return;
+    }
     MPI_Request request;
     send(ranks, NULL, 0, MPI_BYTE, TAG_REQUEST);
     pthread_mutex_lock(&ranks->lock);
-    check(MPI_Irecv(&unit, 1, MPI_INT64_T, 0, TAG_ASSIGN, ranks->comm, &request), "MPI_Irecv");
+    check(MPI_Irecv(out, sizeof *out, MPI_BYTE, 0, TAG_ASSIGN, ranks->comm, &request), "MPI_Irecv");
     pthread_mutex_unlock(&ranks->lock);
     wait_politely(ranks, &request);
-    return unit;
 }
 
 void ranks_report(struct ranks *ranks, struct segment_record *record)

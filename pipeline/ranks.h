@@ -34,8 +34,8 @@ void ranks_broadcast(struct ranks *ranks, void *bytes, size_t n);
 /* Rank 0 gives its schedule (others NULL) and starts answering. n_captures: of a record. Collective. */
 enum status ranks_start(struct ranks *ranks, struct schedule *schedule, int64_t n_captures,
                         struct error *error);
-/* The next unit for this rank; -1: none is left, or all stop. */
-int64_t ranks_next_unit(struct ranks *ranks);
+/* The next unit for this rank; unit -1: none is left, or all stop. */
+void ranks_next_unit(struct ranks *ranks, struct assignment *out);
 /* Hands a record to rank 0; takes its contents. */
 void ranks_report(struct ranks *ranks, struct segment_record *record);
 void ranks_report_tokens(struct ranks *ranks, int64_t tokens);

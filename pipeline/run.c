@@ -7,6 +7,7 @@
 #include "pipeline/batches.h"
 #include "pipeline/clock.h"
 #include "pipeline/device.h"
+#include "pipeline/files.h"
 #include "pipeline/lock.h"
 #include "pipeline/progress.h"
 #include "pipeline/resume.h"
@@ -214,13 +215,14 @@ static void end_attendant(struct job_run *run)
 }
 
 /* Whether the unit at hand is to be dropped: something failed, or what is left of it does not fit before the
- * deadline at the rate so far. */
+ * deadline at the rate so far. Where another rank found no room for a further unit, this one may still fit.
+ */
 static bool must_drop(struct job_run *run, double unit_start_s, int64_t tokens_done, int64_t tokens_left)
 {
     enum status status = ranks_poll(run->ranks);
     if (status == STATUS_OK)
         return false;
-    if (status != STATUS_STOPPED)
+    if (status != STATUS_STOPPED && status != STATUS_RESOURCE)
         return true;
     stop_set_deadline(run->job->grace_seconds);
     if (tokens_done == 0)
@@ -261,25 +263,41 @@ static enum status run_batch(struct job_run *run, const struct batch *batch, con
     return STATUS_OK;
 }
 
-/* Before a unit: whether the file system has room for it, at the ratio of raw bytes to bytes that segments
- * came to so far. A check, not a promise: others write too, and the writer reports a disk that fills up all
- * the same. */
-static enum status check_room(struct job_run *run, int64_t unit, struct error *error)
+/* What units that were handed out earlier, by this rank's writer or by others, still have to write: as much
+ * as this one each, less what is in their files. */
+static double reserved_bytes(const struct job_run *run, const struct assignment *unit, double need)
+{
+    char folder[FILES_PATH_BYTES];
+    snprintf(folder, sizeof folder, "%s/segments", run->job->store_path);
+    double reserved = (double)unit->in_flight * need - files_temporary_bytes(folder, unit->unit, need);
+    return reserved > 0 ? reserved : 0;
+}
+
+/* Before a unit: whether the file system has room for it and for those in flight, at the ratio of raw bytes
+ * to bytes that segments came to so far. A check, not a promise: others write too, and the writer reports a
+ * disk that fills up all the same. */
+static enum status check_room(struct job_run *run, const struct assignment *unit, struct error *error)
 {
     struct statvfs fs;
     int64_t raw;
     if (statvfs(run->job->store_path, &fs) != 0)
         return STATUS_OK;
-    TRY(plan_unit_bytes(run->plan, run->corpus, unit, &raw, error));
+    TRY(plan_unit_bytes(run->plan, run->corpus, unit->unit, &raw, error));
     double need = (double)raw * (run->raw_bytes > 0 ? run->bytes / run->raw_bytes : 1.0);
     double left = (double)fs.f_bavail * (double)fs.f_frsize;
-    if (need <= left)
+    if (need * (double)(1 + unit->in_flight) <= left)
         return STATUS_OK;
-    return error_set(
-        error, STATUS_RESOURCE,
-        "%s: the file system is full: unit %lld needs about %.1f MB and %.1f MB are left; what is committed "
-        "is whole, and the same command goes on once there is room",
-        run->job->store_path, (long long)unit, need * 1e-6, left * 1e-6);
+    double reserved = reserved_bytes(run, unit, need);
+    statvfs(run->job->store_path,
+            &fs); /* anew: what the files grew by since the first look is reserved no more */
+    left = (double)fs.f_bavail * (double)fs.f_frsize;
+    if (need + reserved <= left)
+        return STATUS_OK;
+    return error_set(error, STATUS_RESOURCE,
+                     "%s: the file system is full: unit %lld needs about %.1f MB, units in work %.1f MB, and "
+                     "%.1f MB are left; what is committed is whole, and the same command goes on once there "
+                     "is room",
+                     run->job->store_path, (long long)unit->unit, need * 1e-6, reserved * 1e-6, left * 1e-6);
 }
 
 /* Puts the document and the position of the element that stopped the job into the sentence. */
@@ -305,13 +323,15 @@ static void name_nonfinite(struct job_run *run, struct error *error)
 }
 
 /* *dropped: the unit was abandoned because all stop. */
-static enum status run_unit(struct job_run *run, int64_t unit, bool *dropped, struct error *error)
+static enum status run_unit(struct job_run *run, const struct assignment *assignment, bool *dropped,
+                            struct error *error)
 {
     const struct plan *plan = run->plan;
+    int64_t unit = assignment->unit;
     double start = clock_seconds();
     int64_t tokens = 0;
     *dropped = false;
-    TRY(check_room(run, unit, error));
+    TRY(check_room(run, assignment, error));
     batches_begin(run->batches, unit);
     TRY(writer_begin(run->writer, unit, plan->unit_start[unit], error));
     for (;;) {
@@ -333,18 +353,24 @@ static enum status run_unit(struct job_run *run, int64_t unit, bool *dropped, st
     return writer_finish(run->writer, tokens, error);
 }
 
+/* After a failure, too, what was finished before it is committed: only the unit at hand is lost. */
 static enum status run_units(struct job_run *run, struct error *error)
 {
     bool dropped = false;
-    while (!dropped) {
-        int64_t unit = ranks_next_unit(run->ranks);
-        if (unit < 0)
+    enum status status = STATUS_OK;
+    while (!dropped && status == STATUS_OK) {
+        struct assignment next;
+        ranks_next_unit(run->ranks, &next);
+        if (next.unit < 0)
             break;
-        enum status status = run_unit(run, unit, &dropped, error);
+        status = run_unit(run, &next, &dropped, error);
         if (status != STATUS_OK)
-            return error_prefix(error, "unit %lld", (long long)unit);
+            error_prefix(error, "unit %lld", (long long)next.unit);
     }
-    return collect_records(run, true, error);
+    if (status != STATUS_OK)
+        writer_abandon(run->writer);
+    enum status collected = collect_records(run, true, error);
+    return status != STATUS_OK ? status : collected;
 }
 
 /* ---------------------------------------------------------------- the end */

@@ -12,7 +12,7 @@ struct schedule {
     struct schedule_options options;
     pthread_mutex_t lock;
     bool *done; /* [n_units] */
-    int64_t next;
+    int64_t next, in_flight;
     struct error failure; /* or the stop's reason under STATUS_STOPPED */
     struct schedule_progress progress;
     double start_s;
@@ -54,24 +54,26 @@ void schedule_destroy(struct schedule *schedule)
     memory_free(schedule);
 }
 
-int64_t schedule_next(struct schedule *schedule)
+void schedule_next(struct schedule *schedule, struct assignment *out)
 {
-    int64_t unit = -1;
     pthread_mutex_lock(&schedule->lock);
+    *out = (struct assignment){.unit = -1, .in_flight = schedule->in_flight};
     if (schedule->failure.status == STATUS_OK) {
         while (schedule->next < schedule->options.n_units && schedule->done[schedule->next])
             schedule->next++;
-        if (schedule->next < schedule->options.n_units)
-            unit = schedule->next++;
+        if (schedule->next < schedule->options.n_units) {
+            out->unit = schedule->next++;
+            schedule->in_flight++;
+        }
     }
     pthread_mutex_unlock(&schedule->lock);
-    return unit;
 }
 
 void schedule_record(struct schedule *schedule, struct segment_record *record)
 {
     pthread_mutex_lock(&schedule->lock);
     schedule->done[record->unit] = true;
+    schedule->in_flight--;
     schedule->progress.units_done++;
     schedule->progress.tokens_done += schedule->options.unit_tokens[record->unit];
     schedule->options.on_record(schedule->options.context, record);

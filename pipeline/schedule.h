@@ -34,8 +34,12 @@ enum status schedule_create(const struct schedule_options *options, struct sched
                             struct error *error);
 void schedule_destroy(struct schedule *schedule); /* NULL is fine */
 
-/* The next unit to run, or -1 where none is left or everybody stops. */
-int64_t schedule_next(struct schedule *schedule);
+/* A unit to run. */
+struct assignment {
+    int64_t unit;      /* -1: none is left, or everybody stops */
+    int64_t in_flight; /* units handed out before it in this run whose records were not in yet */
+};
+void schedule_next(struct schedule *schedule, struct assignment *out);
 /* A unit is committed. */
 void schedule_record(struct schedule *schedule, struct segment_record *record);
 /* Tokens run since the last call by anyone, for the progress line. */

@@ -42,8 +42,10 @@ static void test_hands_out_what_is_not_done_in_order(void **state)
     bool done[N] = {false};
     done[0] = done[2] = done[N - 1] = true;
     struct schedule *schedule = make(done);
-    int64_t expected = 1;
-    for (int64_t unit; (unit = schedule_next(schedule)) >= 0; expected++) {
+    int64_t expected = 1, n_handed_out = 0;
+    for (struct assignment a; schedule_next(schedule, &a), a.unit >= 0; expected++) {
+        int64_t unit = a.unit;
+        assert_int_equal(a.in_flight, n_handed_out++);
         expected += expected == 2;
         assert_int_equal(unit, expected);
     }
@@ -60,6 +62,24 @@ static void test_hands_out_what_is_not_done_in_order(void **state)
     schedule_destroy(schedule);
 }
 
+static void test_units_in_flight_are_those_without_a_record(void **state)
+{
+    (void)state;
+    const bool done[N] = {[0] = true};
+    struct schedule *schedule = make(done);
+    struct assignment a;
+    const int64_t records_before[] = {0, 0, 2, 1}, expected[] = {0, 1, 0, 0};
+    int64_t recorded = 1;
+    for (int i = 0; i < 4; i++) {
+        for (int64_t j = 0; j < records_before[i]; j++)
+            schedule_record(schedule, &(struct segment_record){.unit = recorded++});
+        schedule_next(schedule, &a);
+        assert_int_equal(a.unit, i + 1);
+        assert_int_equal(a.in_flight, expected[i]);
+    }
+    schedule_destroy(schedule);
+}
+
 static void test_nothing_after_a_stop_and_a_failure_says_more(void **state)
 {
     (void)state;
@@ -69,7 +89,9 @@ static void test_nothing_after_a_stop_and_a_failure_says_more(void **state)
     assert_int_equal(schedule_status(schedule, &error), STATUS_OK);
     schedule_stop(schedule, "first reason");
     schedule_stop(schedule, "second reason");
-    assert_int_equal(schedule_next(schedule), -1);
+    struct assignment none;
+    schedule_next(schedule, &none);
+    assert_int_equal(none.unit, -1);
     assert_int_equal(schedule_status(schedule, &error), STATUS_STOPPED);
     assert_string_equal(error.text, "first reason");
     error_set(&failure, STATUS_RESOURCE, "the disk is full");
@@ -89,9 +111,9 @@ struct taker {
 static void *take_all(void *context)
 {
     struct taker *taker = context;
-    for (int64_t unit; (unit = schedule_next(taker->schedule)) >= 0;) {
-        taker->taken[unit]++;
-        schedule_record(taker->schedule, &(struct segment_record){.unit = unit});
+    for (struct assignment a; schedule_next(taker->schedule, &a), a.unit >= 0;) {
+        taker->taken[a.unit]++;
+        schedule_record(taker->schedule, &(struct segment_record){.unit = a.unit});
     }
     return NULL;
 }
@@ -142,6 +164,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hands_out_what_is_not_done_in_order),
+        cmocka_unit_test(test_units_in_flight_are_those_without_a_record),
         cmocka_unit_test(test_nothing_after_a_stop_and_a_failure_says_more),
         cmocka_unit_test(test_each_unit_goes_to_one_of_many_takers),
         cmocka_unit_test(test_a_store_is_locked_once),

@@ -1,240 +1,297 @@
-/* How near a job comes to its matrix products: one process, the same weights, three things in turn.
+/* How near a job comes to its matrix products: one process, the same weights, four things in turn.
  *
- *   bench_model JOB.json [--rounds N] [--batches N] [--set KEY=VALUE ...]
+ *   bench_model JOB.json [--rounds N] [--batches N] [--ops] [--writer] [--serve] [--set KEY=VALUE ...]
  *
- *   gemm     the matrix products of the job's batches alone: every linear and grouped_linear call of a
- * forward is recorded and run again, with the same matrices and row counts and nothing between forward  the
- * forward, rows chosen and dropped store    the forward, rows compressed and written into a store (the job's
- * path; removed first)
+ *   products  the matrix products of the job's batches alone: every linear and grouped_linear call of a
+ *             forward is recorded and run again, with the same matrices and row counts and nothing between
+ *   bare      the forward where nothing is captured
+ *   forward   the forward, rows chosen and dropped
+ *   store     the forward, rows compressed and written into a store (the job's path), committed and synced
  *
- * Prints tokens/s of each, medians over the rounds, and the ratios. The rounds are interleaved since machines
- * are noisy: a ratio is taken within a round. */
-#include "kernels/base/log.h"
-#include "kernels/base/memory.h"
-#include "pipeline/batches.h"
+ * Prints one JSON object: tokens/s of each, medians over the rounds, and the ratios. The rounds are
+ * interleaved since machines are noisy: a ratio is taken within a round. With --ops also what each operation
+ * of the forward took; with --writer also the writer alone, given the rows of the last store again, on as
+ * many threads as a run gives it and on all; the bare forward and the products are left out then.
+ * --serve: passes of `store`, one for each line of standard input, each answered by {"tokens", "seconds"}. */
 #include "pipeline/clock.h"
-#include "pipeline/device.h"
+#include "pipeline/hdf5_util.h"
 #include "pipeline/store.h"
-#include "pipeline/watch.h"
+#include "tests/bench/bench_job.h"
+#include "tests/bench/ops_watch.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
-enum { MAX_CALLS = 4096, MAX_ROUNDS = 64, MAX_SETS = 16 };
+enum { MAX_ROUNDS = 64, MAX_SETS = 16, MAX_OPS = 96 };
 
-/* One matrix product of a forward. */
-struct call {
-    struct tensor x, y;
-    const struct matrix *w;        /* linear */
-    struct matrix *const *experts; /* grouped_linear */
-    struct expert_groups groups;   /* with offsets of its own */
+struct options {
+    const char *path, *sets[MAX_SETS];
+    int n_sets, n_rounds;
+    bool ops, writer, serve;
 };
 
-static struct call calls[MAX_CALLS];
-static int n_calls;
-static bool recording;
-static const struct backend_ops *real;
+/* By round. */
+struct rounds {
+    double products[MAX_ROUNDS], bare[MAX_ROUNDS], forward[MAX_ROUNDS], store[MAX_ROUNDS]; /* seconds */
+    double writer[MAX_ROUNDS], writer_all[MAX_ROUNDS];                                     /* seconds */
+    double tokens;                                                                         /* of a pass */
+};
 
-static void record_linear(struct backend *b, struct tensor x, const struct matrix *w, const float *bias,
-                          struct tensor addend, struct tensor y)
+static bool read_options(int argc, char **argv, struct options *o, struct bench *b)
 {
-    if (recording && n_calls < MAX_CALLS)
-        calls[n_calls++] = (struct call){.x = x, .y = y, .w = w};
-    real->linear(b, x, w, bias, addend, y);
-}
-
-static void record_grouped(struct backend *b, struct tensor xg, const struct expert_groups *groups,
-                           struct matrix *const *experts, struct tensor yg)
-{
-    if (recording && n_calls < MAX_CALLS) {
-        struct call *call = &calls[n_calls++];
-        *call = (struct call){.x = xg, .y = yg, .experts = experts, .groups = *groups};
-        size_t n = (size_t)groups->n_experts + 1;
-        call->groups.offsets = malloc(n * sizeof(int32_t));
-        memcpy(call->groups.offsets, groups->offsets, n * sizeof(int32_t));
-    }
-    real->grouped_linear(b, xg, groups, experts, yg);
-}
-
-static void forget_calls(void)
-{
-    for (int i = 0; i < n_calls; i++) {
-        if (calls[i].experts != NULL)
-            free(calls[i].groups.offsets);
-    }
-    n_calls = 0;
-}
-
-static void replay(struct backend *b)
-{
-    const struct tensor none = {0};
-    for (int i = 0; i < n_calls; i++) {
-        if (calls[i].experts != NULL)
-            real->grouped_linear(b, calls[i].x, &calls[i].groups, calls[i].experts, calls[i].y);
+    for (int i = 1; i < argc; i++) {
+        bool more = i + 1 < argc;
+        if (strcmp(argv[i], "--rounds") == 0 && more)
+            o->n_rounds = atoi(argv[++i]);
+        else if (strcmp(argv[i], "--batches") == 0 && more)
+            b->n_batches = atoi(argv[++i]);
+        else if (strcmp(argv[i], "--set") == 0 && more && o->n_sets < MAX_SETS)
+            o->sets[o->n_sets++] = argv[++i];
+        else if (strcmp(argv[i], "--ops") == 0)
+            o->ops = true;
+        else if (strcmp(argv[i], "--writer") == 0)
+            o->writer = true;
+        else if (strcmp(argv[i], "--serve") == 0)
+            o->serve = true;
         else
-            real->linear(b, calls[i].x, calls[i].w, NULL, none, calls[i].y);
+            o->path = argv[i];
     }
+    return o->path != NULL && o->n_rounds >= 1 && o->n_rounds <= MAX_ROUNDS && b->n_batches >= 1;
 }
 
-struct bench {
-    struct job *job;
-    struct model *model;
-    struct corpus *corpus;
-    struct plan *plan;
-    struct backend *backend;
-    struct watch *watch;
-    struct replica *replica;
-    struct batches *batches;
-    struct writer *writer;
-    int64_t n_batches;
+/* ---------------------------------------------------------------- the writer alone */
+
+/* The rows of one dataset of the store that was written, as the writer was given them. */
+struct held {
+    char *rows;
+    int64_t n;
+    size_t row_bytes;
 };
 
-static void check(enum status status, const struct error *error)
-{
-    if (status == STATUS_OK)
-        return;
-    log_error("%s", error->text);
-    exit((int)status);
-}
-
-static void set_up(struct bench *b, const char *path, const char *const *sets, int64_t n_sets)
+static void hold(struct held *held, hid_t file, const struct dataset *d)
 {
     struct error e = {0};
-    check(job_read(path, sets, n_sets, &b->job, &e), &e);
-    check(model_open(b->job->checkpoint, b->job->load_dtype, &b->model, &e), &e);
-    check(corpus_open(&b->job->corpus, b->model->vocab_size, &b->corpus, &e), &e);
-    check(plan_create(b->job, b->model, b->corpus, &b->plan, &e), &e);
-    check(watch_create(b->plan, &b->watch, &e), &e);
-    int n_threads = device_count_threads(b->job->n_threads, 1);
-    check(backend_create_cpu(n_threads, &b->backend, &e), &e);
-    static struct backend_ops recorder;
-    real = b->backend->ops;
-    recorder = *real;
-    recorder.linear = record_linear;
-    recorder.grouped_linear = record_grouped;
-    b->backend->ops = &recorder;
-    check(replica_create(b->model, b->backend, watch_observer(b->watch), &b->plan->limits, &b->replica, &e),
-          &e);
-    check(batches_create(b->plan, b->corpus, &b->batches, &e), &e);
-    check(store_make_folders(b->job->store_path, &e), &e);
-    struct writer_options options = {.folder = b->job->store_path,
-                                     .n_threads = device_writer_threads(n_threads)};
-    check(writer_create(&b->plan->layout, &options, &b->writer, &e), &e);
+    hsize_t dims[1 + VALUE_MAX_AXES] = {0};
+    hid_t id = H5Dopen2(file, d->path, H5P_DEFAULT), space = H5Dget_space(id);
+    hid_t type = hdf5_type_create(d->source_dtype);
+    H5Sget_simple_extent_dims(space, dims, NULL);
+    held->n = (int64_t)dims[0];
+    held->row_bytes = (size_t)d->width * dtype_size(d->source_dtype);
+    held->rows = malloc((size_t)held->n * held->row_bytes + 1);
+    if (held->rows == NULL || H5Dread(id, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, held->rows) < 0)
+        bench_check(hdf5_error(&e, STATUS_RESOURCE, "%s cannot be read back", d->path), &e);
+    H5Tclose(type);
+    H5Sclose(space);
+    H5Dclose(id);
 }
 
-/* Runs the first n_batches of unit 0 and returns tokens. With `gemms` each batch's products are replayed and
- * only the replay is timed; with a writer the unit is committed. */
-static double run(struct bench *b, bool write, double *gemm_s, double *seconds)
+static struct held *hold_all(const struct bench *b)
 {
+    const struct layout *layout = &b->plan->layout;
+    struct held *held = calloc((size_t)layout->n_datasets, sizeof *held);
+    char name[64], path[4096];
     struct error e = {0};
-    int64_t tokens = 0;
-    double start = clock_seconds(), replayed = 0;
-    watch_connect(b->watch, b->backend, write ? b->writer : NULL);
-    batches_begin(b->batches, 0);
-    if (write)
-        check(writer_begin(b->writer, 0, 0, &e), &e);
-    for (int64_t i = 0; i < b->n_batches; i++) {
-        struct batch batch;
-        const struct sequence *sequences;
-        bool have;
-        check(batches_next(b->batches, &batch, &sequences, &have, &e), &e);
-        if (!have)
-            break;
-        recording = gemm_s != NULL;
-        check(watch_begin_batch(b->watch, &batch, sequences, &e), &e);
-        check(replica_forward(b->replica, &batch, &e), &e);
-        check(watch_end_batch(b->watch, &e), &e);
-        recording = false;
-        tokens += batch.n_tokens;
-        if (gemm_s != NULL) {
-            double at = clock_seconds();
-            replay(b->backend);
-            replayed += clock_seconds() - at;
-            forget_calls();
+    hid_t file;
+    hdf5_start();
+    store_segment_name(0, name);
+    snprintf(path, sizeof path, "%s/%s", b->job->store_path, name);
+    bench_check(hdf5_open(path, &file, &e), &e);
+    for (int64_t i = 0; i < layout->n_datasets; i++)
+        hold(&held[i], file, &layout->datasets[i]);
+    H5Fclose(file);
+    return held;
+}
+
+static void drop_all(const struct bench *b, struct held *held)
+{
+    for (int64_t i = 0; held != NULL && i < b->plan->layout.n_datasets; i++)
+        free(held[i].rows);
+    free(held);
+}
+
+/* Batch after batch, as a forward would hand them over. Returns seconds to the commit. */
+static double write_again(const struct bench *b, const struct held *held, int n_threads)
+{
+    const struct layout *layout = &b->plan->layout;
+    struct writer_options options = {.folder = b->job->store_path, .n_threads = n_threads};
+    struct writer *writer;
+    struct segment_record record;
+    struct error e = {0};
+    bool have;
+    bench_check(writer_create(layout, &options, &writer, &e), &e);
+    double start = clock_seconds();
+    bench_check(writer_begin(writer, 0, 0, &e), &e);
+    for (int64_t k = 0; k < b->n_batches; k++) {
+        for (int64_t i = 0; i < layout->n_datasets; i++) {
+            const struct held *h = &held[i];
+            int64_t first = h->n * k / b->n_batches, last = h->n * (k + 1) / b->n_batches;
+            bench_check(writer_append(writer, i, h->rows + (size_t)first * h->row_bytes, last - first, &e),
+                        &e);
         }
     }
-    if (write) {
-        struct segment_record record;
-        bool have;
-        check(writer_finish(b->writer, tokens, &e), &e);
-        check(writer_collect(b->writer, true, &record, &have, &e), &e);
-        segment_record_fini(&record);
+    bench_check(writer_finish(writer, 1, &e), &e);
+    bench_check(writer_collect(writer, true, &record, &have, &e), &e);
+    double seconds = clock_seconds() - start;
+    segment_record_fini(&record);
+    writer_destroy(writer);
+    return seconds;
+}
+
+/* ---------------------------------------------------------------- rounds */
+
+static void run_products_round(struct bench *b, struct rounds *r, int i)
+{
+    struct pass_result with_products = bench_run(b, PASS_PRODUCTS), bare = bench_run(b, PASS_BARE),
+                       dropped = bench_run(b, PASS_DROPPED), store = bench_run(b, PASS_STORE);
+    r->products[i] = with_products.products_s;
+    r->bare[i] = bare.seconds;
+    r->forward[i] = dropped.seconds;
+    r->store[i] = store.seconds;
+    r->tokens = store.tokens;
+}
+
+static void run_writer_round(struct bench *b, const struct held *held, struct rounds *r, int i)
+{
+    struct pass_result dropped = bench_run(b, PASS_DROPPED), store = bench_run(b, PASS_STORE);
+    r->forward[i] = dropped.seconds;
+    r->store[i] = store.seconds;
+    r->writer[i] = write_again(b, held, device_writer_threads(b->n_threads));
+    r->writer_all[i] = write_again(b, held, b->n_threads);
+    r->tokens = store.tokens;
+}
+
+/* Median over the rounds of a/b. */
+static double ratio(const double *a, const double *b, int n)
+{
+    double values[MAX_ROUNDS];
+    for (int i = 0; i < n; i++)
+        values[i] = a[i] / b[i];
+    return bench_median(values, n);
+}
+
+/* Median over the rounds of tokens/s. */
+static double rate(const struct rounds *r, const double *seconds, int n)
+{
+    double values[MAX_ROUNDS];
+    for (int i = 0; i < n; i++)
+        values[i] = r->tokens / seconds[i];
+    return bench_median(values, n);
+}
+
+/* ---------------------------------------------------------------- output */
+
+static void print_head(const struct bench *b, double peak_mb, double resident_mb)
+{
+    printf(
+        "{\"family\": \"%s\", \"dtype\": \"%s\", \"backend\": \"%s\", \"context\": %lld, \"batch_tokens\": "
+        "%lld, \"batches\": %lld, \"peak_mb\": %.0f, \"resident_mb\": %.0f",
+        b->model->name, dtype_name(b->model->load_dtype), b->backend->name, (long long)b->job->corpus.context,
+        (long long)b->plan->batch_tokens, (long long)b->n_batches, peak_mb, resident_mb);
+}
+
+static void print_products(const struct bench *b, const struct rounds *r, int n)
+{
+    double products = rate(r, r->products, n);
+    printf(", \"gemm_tokens_s\": %.1f, \"gemm_gflops\": %.1f, \"bare_tokens_s\": %.1f, \"forward_tokens_s\": "
+           "%.1f, \"store_tokens_s\": %.1f, \"share_of_gemm_bound\": %.4f, \"cost_of_capture\": %.4f, "
+           "\"cost_of_writing\": %.4f",
+           products, products * 2e-9 * replica_gemm_flops_per_token(b->replica), rate(r, r->bare, n),
+           rate(r, r->forward, n), rate(r, r->store, n), ratio(r->products, r->store, n),
+           ratio(r->forward, r->bare, n) - 1, ratio(r->store, r->forward, n) - 1);
+}
+
+/* What both on the same processors would allow is the harmonic sum: neither can have them twice. */
+static void print_writer(const struct bench *b, const struct rounds *r, const struct held *held, int n)
+{
+    double bound[MAX_ROUNDS], both[MAX_ROUNDS], raw = 0;
+    for (int64_t i = 0; i < b->plan->layout.n_datasets; i++)
+        raw += (double)held[i].n * (double)held[i].row_bytes;
+    for (int i = 0; i < n; i++) {
+        bound[i] = r->forward[i] > r->writer_all[i] ? r->forward[i] : r->writer_all[i];
+        both[i] = r->forward[i] + r->writer_all[i];
     }
-    *seconds = clock_seconds() - start - replayed;
-    if (gemm_s != NULL)
-        *gemm_s = replayed;
-    return (double)tokens;
+    printf(", \"forward_tokens_s\": %.1f, \"store_tokens_s\": %.1f, \"writer_tokens_s\": %.1f, "
+           "\"writer_all_threads_tokens_s\": %.1f, \"bytes_a_token\": %.0f, \"writer_mb_s\": %.0f, "
+           "\"share_of_slower\": %.3f, \"share_of_both\": %.3f",
+           rate(r, r->forward, n), rate(r, r->store, n), rate(r, r->writer, n), rate(r, r->writer_all, n),
+           raw / r->tokens, raw / r->tokens * rate(r, r->writer_all, n) * 1e-6, ratio(bound, r->store, n),
+           ratio(both, r->store, n));
 }
 
-static int compare(const void *a, const void *b)
+/* Of one more forward. */
+static void print_ops(struct bench *b)
 {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+    static struct op_time times[MAX_OPS];
+    ops_watch_reset();
+    struct pass_result pass = bench_run(b, PASS_DROPPED);
+    int n = ops_watch_get(times, MAX_OPS);
+    double timed = 0;
+    printf(", \"ops\": [");
+    for (int i = 0; i < n; i++) {
+        const struct op_time *t = &times[i];
+        timed += t->seconds;
+        printf("%s\n {\"op\": \"%s\", \"calls\": %lld, \"seconds\": %.4f, \"share\": %.4f, \"gflops\": %.1f}",
+               i > 0 ? "," : "", t->name, (long long)t->calls, t->seconds, t->seconds / pass.seconds,
+               2e-9 * t->multiply_adds / t->seconds);
+    }
+    printf("],\n \"seconds\": %.4f, \"untimed_share\": %.4f", pass.seconds, 1 - timed / pass.seconds);
 }
 
-static double median(double *values, int n)
+static void measure(struct bench *b, const struct options *o)
 {
-    qsort(values, (size_t)n, sizeof *values, compare);
-    return n % 2 == 1 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
+    static struct rounds r;
+    double peak_mb, resident_mb;
+    bench_run(b, PASS_STORE); /* warms up: primitives are made, memory is touched */
+    bench_memory(&peak_mb, &resident_mb);
+    struct held *held = o->writer ? hold_all(b) : NULL;
+    if (!o->writer)
+        bench_open_bare(b);
+    for (int i = 0; i < o->n_rounds; i++) {
+        if (o->writer)
+            run_writer_round(b, held, &r, i);
+        else
+            run_products_round(b, &r, i);
+    }
+    print_head(b, peak_mb, resident_mb);
+    if (o->writer)
+        print_writer(b, &r, held, o->n_rounds);
+    else
+        print_products(b, &r, o->n_rounds);
+    if (o->ops)
+        print_ops(b);
+    puts("}");
+    drop_all(b, held);
+}
+
+static void serve(struct bench *b)
+{
+    char line[64];
+    bench_run(b, PASS_STORE);
+    puts("{\"ready\": true}");
+    fflush(stdout);
+    while (fgets(line, sizeof line, stdin) != NULL) {
+        struct pass_result pass = bench_run(b, PASS_STORE);
+        printf("{\"tokens\": %.0f, \"seconds\": %.6f}\n", pass.tokens, pass.seconds);
+        fflush(stdout);
+    }
 }
 
 int main(int argc, char **argv)
 {
-    struct bench b = {.n_batches = 2};
-    const char *sets[MAX_SETS], *path = NULL;
-    int n_sets = 0, n_rounds = 5;
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--rounds") == 0 && i + 1 < argc)
-            n_rounds = atoi(argv[++i]);
-        else if (strcmp(argv[i], "--batches") == 0 && i + 1 < argc)
-            b.n_batches = atoi(argv[++i]);
-        else if (strcmp(argv[i], "--set") == 0 && i + 1 < argc && n_sets < MAX_SETS)
-            sets[n_sets++] = argv[++i];
-        else
-            path = argv[i];
-    }
-    if (path == NULL || n_rounds < 1 || n_rounds > MAX_ROUNDS) {
-        fputs("usage: bench_model JOB.json [--rounds N] [--batches N] [--set KEY=VALUE ...]\n", stderr);
+    struct options options = {.n_rounds = 3};
+    struct bench bench = {.n_batches = 2};
+    if (!read_options(argc, argv, &options, &bench)) {
+        fputs("usage: bench_model JOB.json [--rounds N] [--batches N] [--ops] [--writer] [--serve] "
+              "[--set KEY=VALUE ...]\n",
+              stderr);
         return STATUS_USAGE;
     }
-    set_up(&b, path, sets, n_sets);
-    double gemm[MAX_ROUNDS], forward[MAX_ROUNDS], store[MAX_ROUNDS], share[MAX_ROUNDS], cost[MAX_ROUNDS],
-        tokens = 0;
-    for (int r = -1; r < n_rounds; r++) { /* round -1 warms up */
-        double g, f, s;
-        tokens = run(&b, false, &g, &f);
-        run(&b, false, NULL, &f);
-        run(&b, true, NULL, &s);
-        if (r < 0)
-            continue;
-        gemm[r] = tokens / g;
-        forward[r] = tokens / f;
-        store[r] = tokens / s;
-        share[r] = g / s;
-        cost[r] = s / f - 1;
-    }
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    double flops = replica_gemm_flops_per_token(b.replica), bound = median(gemm, n_rounds);
-    printf("{\"family\": \"%s\", \"dtype\": \"%s\", \"backend\": \"%s\", \"context\": %lld, "
-           "\"batch_tokens\": %lld, "
-           "\"gemm_tokens_s\": %.1f, \"forward_tokens_s\": %.1f, \"store_tokens_s\": %.1f, "
-           "\"share_of_gemm_bound\": %.3f, "
-           "\"cost_of_writing\": %.3f, \"gemm_gflops\": %.1f, \"peak_mb\": %.0f}\n",
-           b.model->name, dtype_name(b.model->load_dtype), b.backend->name, (long long)b.job->corpus.context,
-           (long long)b.plan->batch_tokens, bound, median(forward, n_rounds), median(store, n_rounds),
-           median(share, n_rounds), median(cost, n_rounds), bound * 2 * flops * 1e-9,
-           (double)usage.ru_maxrss / 1024);
-    writer_destroy(b.writer);
-    batches_destroy(b.batches);
-    replica_destroy(b.replica);
-    watch_destroy(b.watch);
-    backend_destroy(b.backend);
-    plan_free(b.plan);
-    corpus_close(b.corpus);
-    model_close(b.model);
-    job_free(b.job);
+    bench_open(&bench, options.path, options.sets, options.n_sets);
+    if (options.serve)
+        serve(&bench);
+    else
+        measure(&bench, &options);
+    bench_close(&bench);
     return STATUS_OK;
 }

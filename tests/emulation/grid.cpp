@@ -212,23 +212,40 @@ void warp_arrive(warp_call &call)
         stop_here();
 }
 
-static void run_body(void *)
+static void make_current(unsigned index)
 {
-    (*body)();
+    running = index;
+    threadIdx = dim3(index % blockDim.x, index / blockDim.x % blockDim.y, index / (blockDim.x * blockDim.y));
+}
+
+/* Threads that may still begin in this pass, in their order. */
+static const unsigned *next_turn, *last_turn;
+
+/* What a fiber runs: the thread whose turn it is and, without leaving the fiber, those that follow and have
+ * not begun. Whoever waits keeps the fiber; most kernels never wait, and one fiber then serves a whole block.
+ */
+static void run_bodies(void *)
+{
+    for (;;) {
+        (*body)();
+        threads[running].state = THREAD_DONE;
+        threads[running].stack = nullptr;
+        if (next_turn == last_turn || threads[*next_turn].state != THREAD_NEW)
+            return;
+        make_current(*next_turn++);
+        threads[running].state = THREAD_READY;
+    }
 }
 
 static void take_turn(unsigned index)
 {
     thread &t = threads[index];
-    if (t.state == THREAD_NEW)
-        t.stack = fiber_start(run_body, nullptr);
+    fiber *f = t.state == THREAD_NEW ? fiber_start(run_bodies, nullptr) : t.stack;
     t.state = THREAD_READY;
-    running = index;
-    threadIdx = dim3(index % blockDim.x, index / blockDim.x % blockDim.y, index / (blockDim.x * blockDim.y));
-    if (fiber_resume(t.stack)) {
-        t.state = THREAD_DONE;
-        t.stack = nullptr;
-    }
+    t.stack = nullptr;
+    make_current(index);
+    if (!fiber_resume(f))
+        threads[running].stack = f;
 }
 
 /* Nobody can go on: opens the barrier that all have come to, or says why they wait for ever. */
@@ -274,10 +291,12 @@ static void abandon_block()
 static bool take_turns(const std::vector<unsigned> &order, size_t first, size_t last)
 {
     bool progress = false;
-    for (size_t i = first; i < last && !faulted; i++) {
-        thread_state state = threads[order[i]].state;
-        if (state == THREAD_NEW || state == THREAD_READY) {
-            take_turn(order[i]);
+    next_turn = order.data() + first;
+    last_turn = order.data() + last;
+    while (next_turn != last_turn && !faulted) {
+        unsigned index = *next_turn++;
+        if (threads[index].state == THREAD_NEW || threads[index].state == THREAD_READY) {
+            take_turn(index);
             progress = true;
         }
     }

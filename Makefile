@@ -4,7 +4,7 @@ BUILD := build
 ACTDUMP := $(BUILD)/pipeline/actdump
 DEMO := out/sample-mamba
 
-.PHONY: all demo test test-gpu bench bench-gpu format clean packages venv configure
+.PHONY: all demo test test-gpu bench bench-vs bench-gpu format clean packages venv configure
 
 all: configure
 	@cmake --build $(BUILD) --target actdump -j $(JOBS)
@@ -28,7 +28,7 @@ test-gpu: venv configure
 	@cmake --build $(BUILD) -j $(JOBS)
 	@cd $(BUILD) && ctest -L gpu --output-on-failure --no-tests=error
 
-bench bench-gpu: venv configure
+bench bench-vs bench-gpu: venv configure
 	@cmake --build $(BUILD) --target $@ -j $(JOBS)
 
 packages:

@@ -56,8 +56,9 @@ static void set_up(struct bench *b, const char *path, const char *const *sets, i
     check(model_open(b->job->checkpoint, b->job->load_dtype, &b->model, &e), &e);
     check(corpus_open(&b->job->corpus, b->model->vocab_size, &b->corpus, &e), &e);
     check(plan_create(b->job, b->model, b->corpus, &b->plan, &e), &e);
-    check(watch_create(b->plan, &b->watch, &e), &e);
     check(backend_create_cuda(0, b->job->tf32, &b->backend, &e), &e);
+    plan_expect_converted(b->plan);
+    check(watch_create(b->plan, &b->watch, &e), &e);
     check(replica_create(b->model, b->backend, watch_observer(b->watch), &b->plan->limits, &b->replica, &e),
           &e);
     check(batches_create(b->plan, b->corpus, &b->batches, &e), &e);
@@ -70,10 +71,10 @@ static void set_up(struct bench *b, const char *path, const char *const *sets, i
 
 static void tear_down(struct bench *b)
 {
-    writer_destroy(b->writer);
     batches_destroy(b->batches);
-    replica_destroy(b->replica);
     watch_destroy(b->watch);
+    writer_destroy(b->writer);
+    replica_destroy(b->replica);
     backend_destroy(b->backend);
     plan_free(b->plan);
     corpus_close(b->corpus);
@@ -86,7 +87,8 @@ static void commit(struct bench *b, struct pass *pass)
     struct error e = {0};
     struct segment_record record;
     bool have;
-    check(writer_finish(b->writer, (int64_t)pass->tokens, &e), &e);
+    check(watch_finish_unit(b->watch, (int64_t)pass->tokens, &e), &e);
+    check(watch_settle(b->watch, &e), &e);
     check(writer_collect(b->writer, true, &record, &have, &e), &e);
     pass->raw_bytes = have ? record.raw_bytes : 0;
     if (have)
@@ -101,9 +103,10 @@ static struct pass run(struct bench *b, bool write)
     double waited, before, after, wrote, start = clock_seconds();
     writer_times(b->writer, &waited, &before, &wrote);
     watch_connect(b->watch, b->backend, write ? b->writer : NULL);
+    check(watch_settle(b->watch, &e), &e);
     batches_begin(b->batches, 0);
     if (write)
-        check(writer_begin(b->writer, 0, 0, &e), &e);
+        check(watch_begin_unit(b->watch, 0, &e), &e);
     for (int64_t i = 0; i < b->n_batches; i++) {
         struct batch batch;
         const struct sequence *sequences;
@@ -112,12 +115,13 @@ static struct pass run(struct bench *b, bool write)
         if (!have)
             break;
         check(watch_begin_batch(b->watch, &batch, sequences, &e), &e);
-        check(replica_forward(b->replica, &batch, &e), &e);
+        check(replica_start(b->replica, &batch, &e), &e);
         check(watch_end_batch(b->watch, &e), &e);
         pass.tokens += (double)batch.n_tokens;
     }
     if (write)
         commit(b, &pass);
+    check(b->backend->ops->synchronize(b->backend, &e), &e);
     pass.seconds = clock_seconds() - start;
     writer_times(b->writer, &waited, &after, &wrote);
     pass.compressed_s = after - before;

@@ -702,7 +702,7 @@ static void run_embedding(struct replica *r)
     forward_offer(f, VALUE_TOKEN_EMBEDDINGS, forward_tokens(f, f->stream));
 }
 
-enum status replica_forward(struct replica *replica, const struct batch *batch, struct error *error)
+enum status replica_start(struct replica *replica, const struct batch *batch, struct error *error)
 {
     struct forward *f = &replica->forward;
     TRY(check_batch(replica, batch, error));
@@ -716,7 +716,16 @@ enum status replica_forward(struct replica *replica, const struct batch *batch, 
         f->model->family->run_block(f, &replica->layers[f->layer]);
     f->layer = -1;
     run_head(replica);
+    if (!f->backend->is_host && f->backend->error.status == STATUS_OK)
+        return STATUS_OK;
     return f->backend->ops->synchronize(f->backend, error);
+}
+
+enum status replica_forward(struct replica *replica, const struct batch *batch, struct error *error)
+{
+    struct backend *backend = replica->forward.backend;
+    TRY(replica_start(replica, batch, error));
+    return backend->ops->synchronize(backend, error);
 }
 
 double replica_gemm_flops_per_token(const struct replica *replica)

@@ -74,6 +74,9 @@ void replica_destroy(struct replica *replica); /* NULL is fine */
 
 /* Runs one batch. Allocates nothing. */
 enum status replica_forward(struct replica *replica, const struct batch *batch, struct error *error);
+/* The same without waiting for a device: its work is queued, in the order of the calls, and a failure of it shows
+ * later, at the backend's synchronize at the latest. The batch's arrays may be changed when it returns. */
+enum status replica_start(struct replica *replica, const struct batch *batch, struct error *error);
 
 /* Multiply-adds that one token costs in matrix products under the plan, for benchmarks: attention and scans excluded. */
 double replica_gemm_flops_per_token(const struct replica *replica);

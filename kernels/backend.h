@@ -169,7 +169,7 @@ struct backend_ops {
     /* Ends the backend and its memory; backend_destroy calls it. */
     void (*destroy)(struct backend *b);
     /* Memory of the backend. allocate returns zeroed memory that release takes (NULL is fine). upload and download
-     * move bytes from and to the host and have finished when they return. */
+     * move bytes from and to the host: when they return, the host's bytes may be changed, or are there. */
     enum status (*allocate)(struct backend *b, void **out, size_t bytes, const char *what, struct error *error);
     void (*release)(struct backend *b, void *memory);
     void (*upload)(struct backend *b, void *to, const void *from_host, size_t bytes);
@@ -229,8 +229,29 @@ struct backend_ops {
     void (*collect)(struct backend *b, struct tensor x, const int32_t *rows, int64_t n, enum dtype dtype, void *host);
 };
 
+/* Posts that a backend holds at most. */
+#define BACKEND_MAX_POSTS 512
+
+/* The capture's way out of a device, where nobody is to wait for it: rows are posted behind the operations that make
+ * them, and taken, in the order of posting, once they have come. In between they lie in a ring that the backend keeps.
+ * Threads: posts come from the thread that drives the backend; one other thread may take. */
+struct backend_captures {
+    /* Makes the ring at least `bytes` long, in host and in device memory each; a post takes at most a quarter of it.
+     * Only while it is empty. */
+    enum status (*reserve)(struct backend *b, size_t bytes, struct error *error);
+    /* As collect, with float16 as a dtype too; n >= 1. False where the ring has no room (take first), or after a
+     * failure. */
+    bool (*post)(struct backend *b, struct tensor x, const int32_t *rows, int64_t n, enum dtype dtype);
+    /* Copies the next `bytes` of what was posted to the host, and waits for these alone. n_overflow grows by the
+     * elements of float16 posts that were finite and are infinite as float16, when the last byte of one is taken. */
+    enum status (*take)(struct backend *b, void *host, size_t bytes, int64_t *n_overflow, struct error *error);
+    /* Forgets what was posted and not taken, after waiting for it. */
+    void (*drop)(struct backend *b);
+};
+
 struct backend {
     const struct backend_ops *ops;
+    const struct backend_captures *captures; /* NULL: the memory is the host's, and `collect` is done at once */
     char name[64];      /* "cpu (AVX2, 2 threads)": for logs and store.json */
     bool is_host;       /* its memory is the host's */
     int n_threads;      /* CPU threads that its operations use */

@@ -20,26 +20,37 @@ static enum status run_next(const struct plan *plan, struct batches *batches, st
     if (!have)
         return STATUS_OK;
     TRY(watch_begin_batch(watch, &batch, sequences, error));
-    TRY(replica_forward(replica, &batch, error));
+    TRY(replica_start(replica, &batch, error));
     *n_tokens = batch.n_tokens;
     return watch_end_batch(watch, error);
 }
 
-static enum status time_batches(const struct plan *plan, struct batches *batches, struct replica *replica,
-                                struct watch *watch, int64_t n_batches, double *rate, struct error *error)
+/* What measure_rate makes and ends. */
+struct measured {
+    const struct plan *plan;
+    struct backend *backend;
+    struct watch *watch;
+    struct batches *batches;
+    struct replica *replica;
+};
+
+static enum status time_batches(const struct measured *m, int64_t n_batches, double *rate,
+                                struct error *error)
 {
     int64_t unit = 0, tokens = 0, n;
     double warm_s = 0, start;
-    batches_begin(batches, 0);
+    batches_begin(m->batches, 0);
     start = clock_seconds();
-    TRY(run_next(plan, batches, replica, watch, &unit, &n, error));
+    TRY(run_next(m->plan, m->batches, m->replica, m->watch, &unit, &n, error));
+    TRY(m->backend->ops->synchronize(m->backend, error));
     warm_s = clock_seconds() - start;
     *rate = (double)n / warm_s;
     start = clock_seconds();
     for (int64_t i = 0; i < n_batches; i++) {
-        TRY(run_next(plan, batches, replica, watch, &unit, &n, error));
+        TRY(run_next(m->plan, m->batches, m->replica, m->watch, &unit, &n, error));
         tokens += n;
     }
+    TRY(m->backend->ops->synchronize(m->backend, error));
     if (tokens > 0)
         *rate = (double)tokens / (clock_seconds() - start);
     return STATUS_OK;
@@ -48,16 +59,15 @@ static enum status time_batches(const struct plan *plan, struct batches *batches
 enum status measure_rate(const struct plan *plan, struct corpus *corpus, struct backend *backend,
                          struct watch *watch, int64_t n_batches, double *rate, struct error *error)
 {
-    struct batches *batches = NULL;
-    struct replica *replica = NULL;
+    struct measured m = {.plan = plan, .backend = backend, .watch = watch};
     enum status status;
     watch_connect(watch, backend, NULL);
-    TRY_ELSE(batches_create(plan, corpus, &batches, error), done);
-    TRY_ELSE(replica_create(plan->model, backend, watch_observer(watch), &plan->limits, &replica, error),
+    TRY_ELSE(batches_create(plan, corpus, &m.batches, error), done);
+    TRY_ELSE(replica_create(plan->model, backend, watch_observer(watch), &plan->limits, &m.replica, error),
              done);
-    status = time_batches(plan, batches, replica, watch, n_batches, rate, error);
+    status = time_batches(&m, n_batches, rate, error);
 done:
-    replica_destroy(replica);
-    batches_destroy(batches);
+    replica_destroy(m.replica);
+    batches_destroy(m.batches);
     return status;
 }

@@ -223,6 +223,12 @@ void plan_free(struct plan *plan)
     memory_free(plan);
 }
 
+void plan_expect_converted(struct plan *plan)
+{
+    for (int64_t i = 0; i < plan->layout.n_datasets; i++)
+        plan->layout.datasets[i].source_dtype = plan->layout.datasets[i].dtype;
+}
+
 /* ---------------------------------------------------------------- the bill */
 
 /* Scratch for one sequence: its ids and its chosen positions. */

@@ -34,6 +34,10 @@ enum status plan_create(const struct job *job, const struct model *model, struct
                         struct plan **out, struct error *error);
 void plan_free(struct plan *plan); /* NULL is fine */
 
+/* The backend makes float16 of what is stored as such, and counts what overflows by it: rows reach the writer
+ * as they are stored. Before the layout is used. */
+void plan_expect_converted(struct plan *plan);
+
 /* Rows that each capture will have, exactly: rows[n_captures]. Reads the corpus only where skip_ids asks for
  * ids. */
 enum status plan_count_rows(const struct plan *plan, struct corpus *corpus, int64_t *rows,

@@ -65,7 +65,6 @@ static enum status open_inputs(struct job_run *run, struct error *error)
     TRY(model_open(job->checkpoint, job->load_dtype, &run->model, error));
     TRY(corpus_open(&job->corpus, run->model->vocab_size, &run->corpus, error));
     TRY(plan_create(job, run->model, run->corpus, &run->plan, error));
-    TRY(watch_create(run->plan, &run->watch, error));
     run->n_threads = device_count_threads(job->n_threads, ranks_node_count(run->ranks));
     struct device_request request = {.device = job->device,
                                      .tf32 = job->tf32,
@@ -73,6 +72,9 @@ static enum status open_inputs(struct job_run *run, struct error *error)
                                      .node_count = ranks_node_count(run->ranks),
                                      .n_threads = run->n_threads};
     TRY(device_open(&request, &run->backend, error));
+    if (run->backend->captures != NULL)
+        plan_expect_converted(run->plan);
+    TRY(watch_create(run->plan, &run->watch, error));
     void *done;
     TRY(memory_allocate_array(&done, (size_t)run->plan->n_units, sizeof(bool), "the schedule", error));
     run->done = done;
@@ -119,6 +121,7 @@ static enum status open_replica(struct job_run *run, struct error *error)
     double start = clock_seconds();
     TRY(writer_create(&run->plan->layout, &options, &run->writer, error));
     watch_connect(run->watch, run->backend, run->writer);
+    TRY(watch_settle(run->watch, error));
     TRY(replica_create(run->model, run->backend, watch_observer(run->watch), &run->plan->limits,
                        &run->replica, error));
     TRY(batches_create(run->plan, run->corpus, &run->batches, error));
@@ -253,7 +256,7 @@ static enum status run_batch(struct job_run *run, const struct batch *batch, con
 {
     double start = clock_seconds();
     TRY(watch_begin_batch(run->watch, batch, sequences, error));
-    TRY(replica_forward(run->replica, batch, error));
+    TRY(replica_start(run->replica, batch, error));
     TRY(watch_end_batch(run->watch, error));
     run->forward_s += clock_seconds() - start;
     run->n_tokens += batch->n_tokens;
@@ -326,20 +329,19 @@ static void name_nonfinite(struct job_run *run, struct error *error)
 static enum status run_unit(struct job_run *run, const struct assignment *assignment, bool *dropped,
                             struct error *error)
 {
-    const struct plan *plan = run->plan;
     int64_t unit = assignment->unit;
     double start = clock_seconds();
     int64_t tokens = 0;
     *dropped = false;
     TRY(check_room(run, assignment, error));
     batches_begin(run->batches, unit);
-    TRY(writer_begin(run->writer, unit, plan->unit_start[unit], error));
+    TRY(watch_begin_unit(run->watch, unit, error));
     for (;;) {
         struct batch batch;
         const struct sequence *sequences;
         bool have;
-        if (must_drop(run, start, tokens, plan->unit_tokens[unit] - tokens)) {
-            writer_abandon(run->writer);
+        if (must_drop(run, start, tokens, run->plan->unit_tokens[unit] - tokens)) {
+            watch_abandon_unit(run->watch);
             *dropped = true;
             return STATUS_OK;
         }
@@ -350,7 +352,7 @@ static enum status run_unit(struct job_run *run, const struct assignment *assign
         tokens += batch.n_tokens;
         TRY(collect_records(run, false, error));
     }
-    return writer_finish(run->writer, tokens, error);
+    return watch_finish_unit(run->watch, tokens, error);
 }
 
 /* After a failure, too, what was finished before it is committed: only the unit at hand is lost. */
@@ -368,9 +370,9 @@ static enum status run_units(struct job_run *run, struct error *error)
             error_prefix(error, "unit %lld", (long long)next.unit);
     }
     if (status != STATUS_OK)
-        writer_abandon(run->writer);
-    enum status collected = collect_records(run, true, error);
-    return status != STATUS_OK ? status : collected;
+        watch_abandon_unit(run->watch);
+    enum status settled = watch_settle(run->watch, error), collected = collect_records(run, true, error);
+    return status != STATUS_OK ? status : settled != STATUS_OK ? settled : collected;
 }
 
 /* ---------------------------------------------------------------- the end */
@@ -503,9 +505,9 @@ static enum status work(struct job_run *run, struct error *error)
 static void tear_down(struct job_run *run)
 {
     batches_destroy(run->batches);
+    watch_destroy(run->watch);
     writer_destroy(run->writer);
     replica_destroy(run->replica);
-    watch_destroy(run->watch);
     backend_destroy(run->backend);
     schedule_destroy(run->schedule);
     manifest_free(run->store);

@@ -1,6 +1,7 @@
 #include "pipeline/watch.h"
 
 #include "kernels/base/memory.h"
+#include "pipeline/landing.h"
 
 #include <string.h>
 
@@ -31,17 +32,30 @@ struct selection {
     int64_t n;
 };
 
+/* A batch and what is taken of it. On a device there are two: the tables of one are written while the next is
+ * begun, so both are copies. */
+struct chosen {
+    struct batch batch;
+    const struct sequence *sequences; /* [batch.n_windows] */
+    struct selection *selections;     /* [n_captures] */
+    int32_t *ids, *window_start;      /* [max_tokens], [max_windows + 1]: the copies, where they are made */
+    struct sequence *copies;          /* [max_windows] */
+};
+
 struct watch {
     const struct plan *plan;
     struct backend *backend;
     struct writer *writer;
+    struct landing *landing; /* NULL: rows go from the backend's memory, which is the host's, into chunks */
     struct observer observer;
-    struct error error; /* the first failure of an offer in this batch */
+    struct error connecting; /* the failure of watch_connect */
+    struct error error;      /* the first failure of an offer in this batch */
     int64_t n_windows;
     struct site *sites; /* [VALUE_COUNT * (n_layers + 1)] */
     struct taker *all_takers;
     int64_t n_takers;
-    struct selection *selections; /* [n_captures] */
+    struct chosen chosen[2];
+    int now; /* which of them */
     struct row_set *row_sets;
     int64_t n_row_sets;
     bool *set_members;  /* [n_row_sets][n_captures] */
@@ -50,6 +64,7 @@ struct watch {
     int32_t *positions; /* scratch */
     bool *marks;        /* scratch [max_tokens] */
     struct arena arena;
+    struct arena copies; /* of what two batches chose */
 };
 
 static struct site *site_of(const struct watch *watch, enum value_id value, int layer)
@@ -114,13 +129,13 @@ static enum status write_rows(struct watch *watch, struct taker *taker, const st
     const struct dataset *dataset = &watch->plan->layout.datasets[taker->dataset];
     const struct backend_ops *ops = watch->backend->ops;
     taker->written += n;
+    if (watch->landing != NULL)
+        return landing_post(watch->landing, taker->dataset, piece->data, watch->local, n, &watch->error);
     for (int64_t done = 0; done < n && watch->writer != NULL;) {
         void *room;
         int64_t fits;
         TRY(writer_reserve(watch->writer, taker->dataset, n - done, &room, &fits, &watch->error));
         ops->collect(watch->backend, piece->data, watch->local + done, fits, dataset->source_dtype, room);
-        if (!watch->backend->is_host)
-            TRY(ops->synchronize(watch->backend, &watch->error));
         TRY(writer_advance(watch->writer, taker->dataset, fits, &watch->error));
         done += fits;
     }
@@ -133,7 +148,7 @@ static void offer(void *context, enum value_id value, int layer, const struct pi
     const struct site *site = site_of(watch, value, layer);
     for (int64_t i = 0; i < site->n && watch->error.status == STATUS_OK; i++) {
         struct taker *taker = &site->takers[i];
-        const struct selection *selection = &watch->selections[taker->capture];
+        const struct selection *selection = &watch->chosen[watch->now].selections[taker->capture];
         int64_t n = taker->per_sequence ? rows_in_piece(watch, piece, watch->windows, watch->n_windows)
                                         : rows_in_piece(watch, piece, selection->rows, selection->n);
         write_rows(watch, taker, piece, n);
@@ -196,6 +211,31 @@ static void list_takers(struct watch *watch)
     }
 }
 
+static struct selection *take_selections(const struct plan *plan, struct arena *arena)
+{
+    struct selection *selections = arena_take(arena, (size_t)plan->captures.n * sizeof *selections);
+    for (int64_t c = 0; c < plan->captures.n; c++) {
+        int32_t *rows = arena_take(arena, (size_t)plan->limits.max_tokens * sizeof *rows);
+        if (arena->base != NULL)
+            selections[c].rows = rows;
+    }
+    return selections;
+}
+
+/* For a device: a second selection, and copies of two batches. */
+static void take_copies(struct watch *watch, struct arena *arena)
+{
+    size_t max_tokens = (size_t)watch->plan->limits.max_tokens,
+           max_windows = (size_t)watch->plan->limits.max_windows;
+    watch->chosen[1].selections = take_selections(watch->plan, arena);
+    for (int i = 0; i < 2; i++) {
+        struct chosen *chosen = &watch->chosen[i];
+        chosen->ids = arena_take(arena, max_tokens * sizeof *chosen->ids);
+        chosen->window_start = arena_take(arena, (max_windows + 1) * sizeof *chosen->window_start);
+        chosen->copies = arena_take(arena, max_windows * sizeof *chosen->copies);
+    }
+}
+
 static void take_memory(struct watch *watch, struct arena *arena)
 {
     const struct plan *plan = watch->plan;
@@ -207,18 +247,13 @@ static void take_memory(struct watch *watch, struct arena *arena)
     watch->sites = arena_take(arena, n_sites * sizeof *watch->sites);
     watch->all_takers = arena_take(arena, n_takers * sizeof *watch->all_takers);
     watch->n_takers = (int64_t)n_takers;
-    watch->selections = arena_take(arena, n_captures * sizeof *watch->selections);
+    watch->chosen[0].selections = take_selections(plan, arena);
     /* there are at most as many sets as takers; one more is scratch for find_row_set */
     watch->set_members = arena_take(arena, (n_takers + 1) * n_captures * sizeof *watch->set_members);
     watch->windows = arena_take(arena, longest * sizeof *watch->windows);
     watch->local = arena_take(arena, longest * sizeof *watch->local);
     watch->positions = arena_take(arena, max_tokens * sizeof *watch->positions);
     watch->marks = arena_take(arena, max_tokens * sizeof *watch->marks);
-    for (size_t c = 0; c < n_captures; c++) {
-        int32_t *rows = arena_take(arena, max_tokens * sizeof *rows);
-        if (arena->base != NULL)
-            watch->selections[c].rows = rows;
-    }
 }
 
 static enum status create_row_sets(struct watch *watch, struct error *error)
@@ -263,6 +298,8 @@ void watch_destroy(struct watch *watch)
 {
     if (watch == NULL)
         return;
+    landing_destroy(watch->landing);
+    arena_free(&watch->copies);
     if (watch->row_sets != NULL)
         memory_free(watch->row_sets[0].rows);
     memory_free(watch->row_sets);
@@ -270,10 +307,50 @@ void watch_destroy(struct watch *watch)
     memory_free(watch);
 }
 
+/* Bytes of rows that a batch comes to at most. */
+static int64_t count_batch_bytes(const struct plan *plan)
+{
+    double bytes = 0;
+    for (int64_t i = 0; i < plan->layout.n_datasets; i++) {
+        const struct dataset *d = &plan->layout.datasets[i];
+        if (d->is_value)
+            bytes += (double)plan->limits.max_tokens * (double)d->width * (double)dtype_size(d->source_dtype);
+    }
+    return bytes < 1e15 ? (int64_t)bytes : (int64_t)1e15;
+}
+
+size_t watch_ring_bytes(const struct plan *plan)
+{
+    return landing_ring_bytes(&plan->layout, count_batch_bytes(plan));
+}
+
+static enum status write_chosen(void *context, int slot, struct error *error);
+
+static enum status connect_landing(struct watch *watch, struct error *error)
+{
+    struct landing_options options = {.layout = &watch->plan->layout,
+                                      .backend = watch->backend,
+                                      .writer = watch->writer,
+                                      .tables = {.context = watch, .write = write_chosen},
+                                      .batch_bytes = count_batch_bytes(watch->plan)};
+    if (watch->copies.base == NULL) {
+        take_copies(watch, &watch->copies);
+        TRY(arena_allocate(&watch->copies, "two batches", error));
+        take_copies(watch, &watch->copies);
+    }
+    return landing_create(&options, &watch->landing, error);
+}
+
 void watch_connect(struct watch *watch, struct backend *backend, struct writer *writer)
 {
+    landing_destroy(watch->landing);
+    watch->landing = NULL;
+    error_clear(&watch->connecting);
+    watch->now = 0;
     watch->backend = backend;
     watch->writer = writer;
+    if (backend->captures != NULL && writer != NULL)
+        connect_landing(watch, &watch->connecting);
 }
 
 const struct observer *watch_observer(struct watch *watch)
@@ -286,7 +363,7 @@ const struct observer *watch_observer(struct watch *watch)
 static void select_rows(struct watch *watch, int64_t c, const struct batch *batch,
                         const struct sequence *sequences)
 {
-    struct selection *selection = &watch->selections[c];
+    struct selection *selection = &watch->chosen[watch->now].selections[c];
     const struct positions *positions = &watch->plan->captures.list[c].spec->positions;
     selection->n = 0;
     for (int64_t w = 0; w < batch->n_windows; w++) {
@@ -300,10 +377,11 @@ static void select_rows(struct watch *watch, int64_t c, const struct batch *batc
 
 static void unite_rows(struct watch *watch, struct row_set *set, int64_t n_tokens)
 {
+    const struct selection *selections = watch->chosen[watch->now].selections;
     memset(watch->marks, 0, (size_t)n_tokens * sizeof *watch->marks);
     for (int64_t c = 0; c < watch->plan->captures.n; c++) {
-        for (int64_t i = 0; set->captures[c] && i < watch->selections[c].n; i++)
-            watch->marks[watch->selections[c].rows[i]] = true;
+        for (int64_t i = 0; set->captures[c] && i < selections[c].n; i++)
+            watch->marks[selections[c].rows[i]] = true;
     }
     set->n = 0;
     for (int64_t t = 0; t < n_tokens; t++) {
@@ -322,60 +400,114 @@ static enum status write_sequence(struct watch *watch, const struct sequence *s,
 }
 
 /* rows/sequence, rows/position and rows/input_ids of one window: the selected rows in [at, end). */
-static enum status write_window_rows(struct watch *watch, int64_t c, const struct batch *batch,
-                                     int64_t window, const struct sequence *s, int64_t *at,
-                                     struct error *error)
+static enum status write_window_rows(struct watch *watch, const struct chosen *chosen, int64_t c,
+                                     int64_t window, int64_t *at, struct error *error)
 {
-    const struct selection *selection = &watch->selections[c];
+    const struct selection *selection = &chosen->selections[c];
+    const struct batch *batch = &chosen->batch;
     int64_t table = watch->plan->first_dataset[c];
     int32_t first = batch->window_start[window];
     for (; *at < selection->n && selection->rows[*at] < batch->window_start[window + 1]; ++*at) {
         int32_t row = selection->rows[*at], position = row - first;
-        TRY(writer_append(watch->writer, table, &s->index, 1, error));
+        TRY(writer_append(watch->writer, table, &chosen->sequences[window].index, 1, error));
         TRY(writer_append(watch->writer, table + 1, &position, 1, error));
         TRY(writer_append(watch->writer, table + 2, &batch->ids[row], 1, error));
     }
     return STATUS_OK;
 }
 
-static enum status write_tables(struct watch *watch, const struct batch *batch,
-                                const struct sequence *sequences, struct error *error)
+/* The tables of a batch. With a landing, on its thread. */
+static enum status write_chosen(void *context, int slot, struct error *error)
 {
-    for (int64_t w = 0; w < batch->n_windows; w++)
-        TRY(write_sequence(watch, &sequences[w], error));
+    struct watch *watch = context;
+    const struct chosen *chosen = &watch->chosen[slot];
+    for (int64_t w = 0; w < chosen->batch.n_windows; w++)
+        TRY(write_sequence(watch, &chosen->sequences[w], error));
     for (int64_t c = 0; c < watch->plan->captures.n; c++) {
         int64_t at = 0;
-        for (int64_t w = 0; w < batch->n_windows; w++)
-            TRY(write_window_rows(watch, c, batch, w, &sequences[w], &at, error));
+        for (int64_t w = 0; w < chosen->batch.n_windows; w++)
+            TRY(write_window_rows(watch, chosen, c, w, &at, error));
     }
     return STATUS_OK;
+}
+
+/* Puts copies in the place of what is the caller's. */
+static void copy_batch(struct chosen *chosen)
+{
+    struct batch *batch = &chosen->batch;
+    memcpy(chosen->ids, batch->ids, (size_t)batch->n_tokens * sizeof *chosen->ids);
+    memcpy(chosen->window_start, batch->window_start,
+           (size_t)(batch->n_windows + 1) * sizeof *chosen->window_start);
+    memcpy(chosen->copies, chosen->sequences, (size_t)batch->n_windows * sizeof *chosen->copies);
+    batch->ids = chosen->ids;
+    batch->window_start = chosen->window_start;
+    batch->window_position = NULL;
+    chosen->sequences = chosen->copies;
 }
 
 enum status watch_begin_batch(struct watch *watch, const struct batch *batch,
                               const struct sequence *sequences, struct error *error)
 {
+    watch->now = watch->landing != NULL ? 1 - watch->now : 0;
+    struct chosen *chosen = &watch->chosen[watch->now];
     error_clear(&watch->error);
     watch->n_windows = batch->n_windows;
+    chosen->batch = *batch;
+    chosen->sequences = sequences;
     for (int64_t i = 0; i < watch->n_takers; i++)
         watch->all_takers[i].written = 0;
     for (int64_t c = 0; c < watch->plan->captures.n; c++)
         select_rows(watch, c, batch, sequences);
     for (int64_t s = 0; s < watch->n_row_sets; s++)
         unite_rows(watch, &watch->row_sets[s], batch->n_tokens);
-    return watch->writer == NULL ? STATUS_OK : write_tables(watch, batch, sequences, error);
+    if (watch->landing != NULL) {
+        copy_batch(chosen);
+        return landing_note_tables(watch->landing, watch->now, error);
+    }
+    return watch->writer == NULL ? STATUS_OK : write_chosen(watch, watch->now, error);
 }
 
 enum status watch_end_batch(struct watch *watch, struct error *error)
 {
     if (watch->error.status != STATUS_OK)
         return error_set(error, watch->error.status, "%s", watch->error.text);
+    const struct selection *selections = watch->chosen[watch->now].selections;
     for (int64_t i = 0; i < watch->n_takers; i++) {
         const struct taker *taker = &watch->all_takers[i];
-        int64_t wanted = taker->per_sequence ? watch->n_windows : watch->selections[taker->capture].n;
+        int64_t wanted = taker->per_sequence ? watch->n_windows : selections[taker->capture].n;
         if (taker->written != wanted)
             return error_set(error, STATUS_BUG, "%s: %lld rows were offered where %lld were wanted",
                              watch->plan->layout.datasets[taker->dataset].path, (long long)taker->written,
                              (long long)wanted);
     }
     return STATUS_OK;
+}
+
+/* ---------------------------------------------------------------- a unit */
+
+enum status watch_begin_unit(struct watch *watch, int64_t unit, struct error *error)
+{
+    int64_t first_sequence = watch->plan->unit_start[unit];
+    return watch->landing != NULL ? landing_begin(watch->landing, unit, first_sequence, error)
+                                  : writer_begin(watch->writer, unit, first_sequence, error);
+}
+
+enum status watch_finish_unit(struct watch *watch, int64_t n_tokens, struct error *error)
+{
+    return watch->landing != NULL ? landing_finish(watch->landing, n_tokens, error)
+                                  : writer_finish(watch->writer, n_tokens, error);
+}
+
+void watch_abandon_unit(struct watch *watch)
+{
+    /* A landing that has failed leaves the writer alone. */
+    if (watch->landing == NULL || landing_abandon(watch->landing, NULL) != STATUS_OK)
+        writer_abandon(watch->writer);
+}
+
+enum status watch_settle(struct watch *watch, struct error *error)
+{
+    if (watch->connecting.status != STATUS_OK)
+        return error_set(error, watch->connecting.status, "%s", watch->connecting.text);
+    return watch->landing == NULL ? STATUS_OK : landing_settle(watch->landing, error);
 }

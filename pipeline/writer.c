@@ -30,10 +30,11 @@ struct slot {
     bool ready; /* under the lock */
     int64_t unit, first_sequence, n_tokens;
     int64_t dataset, first_row, n_rows, chunk_rows;
-    char *source;    /* the rows as handed over, zeros after them */
-    char *shuffled;  /* stored dtype */
-    char *packed;    /* also where a conversion goes before it is shuffled */
-    const char *out; /* the chunk as it goes into the file */
+    int64_t n_overflow; /* before the rows were handed over */
+    char *source;       /* the rows as handed over, zeros after them */
+    char *shuffled;     /* stored dtype */
+    char *packed;       /* also where a conversion goes before it is shuffled */
+    const char *out;    /* the chunk as it goes into the file */
     size_t out_bytes;
     void *statistics_memory;
     struct statistics statistics;
@@ -44,6 +45,7 @@ struct filling {
     char *buffer; /* the current chunk, source dtype */
     int64_t n_filled;
     int64_t n_submitted; /* rows in chunks before it */
+    int64_t n_overflow;
 };
 
 /* The same, as the HDF5 thread sees it. */
@@ -257,13 +259,13 @@ static enum status pack_slot(struct writer *w, struct slot *slot, struct chunk_c
                              struct error *error)
 {
     const struct dataset *d = &w->layout->datasets[slot->dataset];
-    int64_t n = slot->n_rows * d->width, n_chunk = slot->chunk_rows * d->width, n_overflow = 0;
+    int64_t n = slot->n_rows * d->width, n_chunk = slot->chunk_rows * d->width, n_overflow = slot->n_overflow;
     const char *stored = slot->source;
     if (d->source_dtype != d->dtype) {
         dtype_convert(slot->packed, d->dtype, slot->source, d->source_dtype, (size_t)n_chunk);
         stored = slot->packed;
         if (dtype_is_float(d->dtype) && dtype_size(d->dtype) == 2)
-            n_overflow = count_overflow(d, slot->source, stored, n);
+            n_overflow += count_overflow(d, slot->source, stored, n);
     }
     if (layout_has_statistics(d)) {
         statistics_place(&slot->statistics, slot->statistics_memory, d->width, layout_is_masked(d));
@@ -764,13 +766,14 @@ static enum status submit_chunk(struct writer *w, int64_t dataset, struct error 
     slot->dataset = dataset;
     slot->first_row = f->n_submitted;
     slot->n_rows = f->n_filled;
+    slot->n_overflow = f->n_overflow;
     slot->chunk_rows = f->n_submitted > 0 ? d->chunk_rows : layout_chunk_rows(d, f->n_filled);
     size_t row_bytes = (size_t)d->width * dtype_size(d->source_dtype),
            used = (size_t)slot->n_rows * row_bytes;
     memcpy(slot->source, f->buffer, used);
     memset(slot->source + used, 0, (size_t)(slot->chunk_rows - slot->n_rows) * row_bytes);
     f->n_submitted += f->n_filled;
-    f->n_filled = 0;
+    f->n_filled = f->n_overflow = 0;
     submit_slot(w);
     return STATUS_OK;
 }
@@ -778,7 +781,7 @@ static enum status submit_chunk(struct writer *w, int64_t dataset, struct error 
 static void forget_rows(struct writer *w)
 {
     for (int64_t i = 0; i < w->layout->n_datasets; i++)
-        w->filling[i].n_filled = w->filling[i].n_submitted = 0;
+        w->filling[i].n_filled = w->filling[i].n_submitted = w->filling[i].n_overflow = 0;
     w->has_unit = false;
 }
 
@@ -818,6 +821,11 @@ enum status writer_advance(struct writer *w, int64_t dataset, int64_t n, struct 
     f->n_filled += n;
     return f->n_filled == w->layout->datasets[dataset].chunk_rows ? submit_chunk(w, dataset, error)
                                                                   : STATUS_OK;
+}
+
+void writer_count_overflow(struct writer *w, int64_t dataset, int64_t n)
+{
+    w->filling[dataset].n_overflow += n;
 }
 
 enum status writer_append(struct writer *w, int64_t dataset, const void *rows, int64_t n, struct error *error)

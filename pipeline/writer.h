@@ -50,6 +50,9 @@ enum status writer_begin(struct writer *writer, int64_t unit, int64_t first_sequ
 enum status writer_reserve(struct writer *writer, int64_t dataset, int64_t wanted, void **room, int64_t *n,
                            struct error *error);
 enum status writer_advance(struct writer *writer, int64_t dataset, int64_t n, struct error *error);
+/* Rows that were or will be reserved next hold n elements that were finite before they became the source
+ * dtype. */
+void writer_count_overflow(struct writer *writer, int64_t dataset, int64_t n);
 /* Copies rows that lie in host memory in the source dtype. */
 enum status writer_append(struct writer *writer, int64_t dataset, const void *rows, int64_t n,
                           struct error *error);

@@ -155,9 +155,20 @@ static void run_group(struct cuda_backend *cuda, const struct blas_product *prod
           "a grouped matrix product");
 }
 
+/* cuBLAS cannot look at pointers that lie on the device: it takes them as aligned to 16 bytes where sizes
+ * suggest so. */
+static bool are_aligned(const struct blas_product *products, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (((uintptr_t)products[i].w | (uintptr_t)products[i].x | (uintptr_t)products[i].y) % 16 != 0)
+            return false;
+    return true;
+}
+
 void blas_run_many(struct cuda_backend *cuda, const struct blas_product *products, int n_products)
 {
-    bool grouped = cuda->blas->library->group_gemm != NULL && n_products > 0 && products->in == products->out;
+    bool grouped = cuda->blas->library->group_gemm != NULL && n_products > 0 &&
+                   products->in == products->out && are_aligned(products, n_products);
     if (!grouped) {
         for (int i = 0; i < n_products; i++)
             blas_run(cuda, &products[i]);

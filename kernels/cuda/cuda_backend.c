@@ -1,14 +1,15 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/base/memory.h"
 #include "kernels/cuda/blas.h"
+#include "kernels/cuda/captures.h"
 #include "kernels/cuda/transfer.h"
 
 #define MIB ((size_t)1 << 20)
 
-/* 8 pieces of 16 MiB: one is being filled, one copied, one taken out, and the others let the host run ahead.
- * A row list of 64 Ki tokens is 256 KiB; a half holds 8 of them. */
+/* 4 pieces of 16 MiB: one is being filled and one copied, while the others let the host run ahead. A row list
+ * of 64 Ki tokens is 256 KiB; a half holds 8 of them. */
 static const struct cuda_options default_options = {
-    .piece_bytes = 16 * MIB, .n_pieces = 8, .table_bytes = 2 * MIB, .scratch_bytes = 256 * MIB};
+    .piece_bytes = 16 * MIB, .n_pieces = 4, .table_bytes = 2 * MIB, .scratch_bytes = 256 * MIB};
 
 void cuda_options_default(struct cuda_options *options)
 {
@@ -53,6 +54,22 @@ enum status cuda_translate(const struct cuda_backend *cuda, cudaError_t code, co
     return error_set(error, STATUS_DEVICE, "GPU %d (%s): %s failed: %s (%zu MiB of %zu are free)",
                      cuda->options.ordinal, cuda->device_name, what, explain(code), free_bytes / MIB,
                      total_bytes / MIB);
+}
+
+enum status cuda_allocate_pinned(const struct cuda_backend *cuda, void **out, size_t bytes, const char *what,
+                                 struct error *error)
+{
+    char doing[160];
+    snprintf(doing, sizeof doing, "allocating %zu bytes of pinned host memory for %s", bytes, what);
+    cudaError_t code = cudaHostAlloc(out, bytes, cudaHostAllocDefault);
+    if (code != cudaErrorMemoryAllocation)
+        return cuda_translate(cuda, code, doing, error);
+    cudaGetLastError();
+    return error_set(
+        error, STATUS_RESOURCE,
+        "%s failed: the host has not enough memory that may be locked (see ulimit -l and the job's memory "
+        "limit)",
+        doing);
 }
 
 bool cuda_check(struct cuda_backend *cuda, cudaError_t code, const char *what)
@@ -181,6 +198,7 @@ static void cuda_destroy(struct backend *b)
         cudaStreamSynchronize(cuda->copy);
     blas_destroy(cuda->blas);
     transfer_destroy(cuda);
+    captures_destroy(cuda);
     staging_destroy(cuda);
     scratch_free(cuda);
     cudaFreeHost(cuda->sizes.host);
@@ -306,6 +324,7 @@ static enum status create_parts(struct cuda_backend *cuda, struct error *error)
     TRY(cuda_translate(cuda, cudaEventCreateWithFlags(&cuda->sizes.arrived, cudaEventDisableTiming),
                        "making an event", error));
     TRY(transfer_create(cuda, options->piece_bytes, options->n_pieces, error));
+    TRY(captures_create(cuda, error));
     TRY(staging_create(cuda, options->table_bytes, error));
     return blas_create(cuda, &cuda->blas, error);
 }
@@ -318,6 +337,7 @@ enum status cuda_backend_create(const struct cuda_options *options, struct backe
     struct cuda_backend *cuda = memory;
     cuda->options = *options;
     cuda->base.ops = &cuda_ops;
+    cuda->base.captures = &cuda_captures;
     cuda->base.n_threads = 1;
     snprintf(cuda->device_name, sizeof cuda->device_name, "unknown");
     enum status status = create_parts(cuda, error);

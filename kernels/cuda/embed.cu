@@ -64,17 +64,8 @@ void cuda_gather_rows(struct backend *b, struct tensor x, struct row_list rows, 
         gather(cuda, "gather_rows", x, index, out);
 }
 
-struct collected {
-    struct tensor x;
-    const int32_t *rows; /* on the device, or NULL: all */
-    int64_t first;       /* the first element wanted, counted over the selected rows */
-    int64_t n;
-    enum dtype dtype;
-    void *to;
-};
-
 /* Elements, not rows: a piece may begin and end anywhere in a row. */
-__global__ void collect_kernel(struct collected c)
+__global__ void collect_kernel(struct collection c)
 {
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < c.n;
          i += (int64_t)gridDim.x * blockDim.x) {
@@ -91,9 +82,27 @@ __global__ void collect_kernel(struct collected c)
     }
 }
 
+/* To float16, with a look at what becomes infinite by it. */
+__global__ void collect_half_kernel(struct collection c)
+{
+    int n_overflow = 0;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < c.n;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t row = (c.first + i) / c.x.cols, col = (c.first + i) % c.x.cols;
+        float value = load_any(c.x, c.rows == NULL ? row : (int64_t)c.rows[row], col);
+        uint16_t bits = __half_as_ushort(__float2half_rn(value));
+        static_cast<uint16_t *>(c.to)[i] = bits;
+        n_overflow += isfinite(value) && (bits & 0x7fffu) == 0x7c00u;
+    }
+    for (int offset = WARP / 2; offset > 0; offset /= 2)
+        n_overflow += __shfl_xor_sync(ALL_LANES, n_overflow, offset);
+    if (threadIdx.x % WARP == 0 && n_overflow > 0)
+        atomicAdd(c.n_overflow, (unsigned long long)n_overflow);
+}
+
 /* The wide way for rows that a piece holds whole. */
 struct collect_op {
-    struct collected c;
+    struct collection c;
 
     template <int W> __device__ void run(int64_t row, int64_t col) const
     {
@@ -104,14 +113,14 @@ struct collect_op {
     }
 };
 
-void collect_launch(struct cuda_backend *cuda, const struct tensor *x, const int32_t *rows, int64_t first,
-                    int64_t n, enum dtype dtype, void *to)
+void collect_launch(struct cuda_backend *cuda, const struct collection *collection)
 {
-    struct collected c = {*x, rows, first, n, dtype, to};
-    if (first == 0 && n % x->cols == 0 && is_common(x->dtype) && is_common(dtype)) {
-        launch_rowwise(cuda, "collect", n / x->cols, x->cols, is_wide(*x), collect_op{c});
+    const struct collection &c = *collection;
+    if (c.first == 0 && c.n % c.x.cols == 0 && is_common(c.x.dtype) && is_common(c.dtype)) {
+        launch_rowwise(cuda, "collect", c.n / c.x.cols, c.x.cols, is_wide(c.x), collect_op{c});
         return;
     }
-    unsigned blocks = (unsigned)min64(divide_up(n, 256), (int64_t)cuda->n_processors * 16);
-    launch(cuda, "collect", collect_kernel, dim3(blocks), dim3(256), 0, c);
+    unsigned blocks = (unsigned)min64(divide_up(c.n, 256), (int64_t)cuda->n_processors * 16);
+    launch(cuda, "collect", c.n_overflow == NULL ? collect_kernel : collect_half_kernel, dim3(blocks),
+           dim3(256), 0, c);
 }

@@ -87,10 +87,8 @@ bool group_sizes_send(struct cuda_backend *cuda, const struct expert_groups *gro
         cudaFreeHost(sizes->host);
         sizes->host = NULL;
         sizes->capacity = 0;
-        if (!cuda_check(cuda,
-                        cudaHostAlloc(reinterpret_cast<void **>(&sizes->host), (size_t)n * sizeof(int32_t),
-                                      cudaHostAllocDefault),
-                        "allocating pinned host memory for the experts' token counts"))
+        if (cuda_allocate_pinned(cuda, reinterpret_cast<void **>(&sizes->host), (size_t)n * sizeof(int32_t),
+                                 "the experts' token counts", &cuda->base.error) != STATUS_OK)
             return false;
         sizes->capacity = n;
     }

@@ -5,7 +5,9 @@
  * its kernels and its entry in the table. An entry begins with cuda_begin, which is NULL after a failure,
  * launches on the compute stream through launch() of device.h, and never waits for the device.
  *
- * Streams: everything runs on `compute`; only copies of captured rows to the host run on `copy`. */
+ * Streams: everything runs on `compute`; only copies of captured rows to the host run on `copy`.
+ *
+ * Threads: the one that drives the backend, and, for backend_captures.take alone, one more. */
 #ifndef ACTDUMP_KERNELS_CUDA_INTERNAL_H
 #define ACTDUMP_KERNELS_CUDA_INTERNAL_H
 
@@ -24,6 +26,7 @@ extern "C" {
 #include "kernels/backend.h"
 
 struct blas;     /* blas.h */
+struct captures; /* captures.h */
 struct transfer; /* transfer.h */
 
 /* What a test may choose; the program takes cuda_options_default. */
@@ -72,6 +75,7 @@ struct cuda_backend {
     size_t max_shared_bytes;
     cudaStream_t compute, copy;
     struct transfer *transfer;
+    struct captures *captures;
     struct table_ring tables;
     struct scratch scratch;
     struct group_sizes sizes;
@@ -102,6 +106,11 @@ bool cuda_check(struct cuda_backend *cuda, cudaError_t code, const char *what);
 /* The same into an error of the caller's. */
 enum status cuda_translate(const struct cuda_backend *cuda, cudaError_t code, const char *what,
                            struct error *error);
+
+/* Pinned host memory, which is the host's to be short of: STATUS_RESOURCE then. Returns owned at *out
+ * (cudaFreeHost). */
+enum status cuda_allocate_pinned(const struct cuda_backend *cuda, void **out, size_t bytes, const char *what,
+                                 struct error *error);
 
 /* Device memory until the operation's end, its contents unknown, aligned to 256 bytes. NULL after a failure.
  */
@@ -156,10 +165,17 @@ bool group_sizes_send(struct cuda_backend *cuda, const struct expert_groups *gro
 
 /* Kernels that host-side files need. */
 void convert_launch(struct cuda_backend *cuda, const struct tensor *from, const struct tensor *to);
-/* to[i] = the elements [first, first + n) of x's selected rows, counted row by row; rows (on the device)
- * NULL: all. */
-void collect_launch(struct cuda_backend *cuda, const struct tensor *x, const int32_t *rows, int64_t first,
-                    int64_t n, enum dtype dtype, void *to);
+/* to[i] = the elements [first, first + n) of x's selected rows, counted row by row, as dtype. */
+struct collection {
+    struct tensor x;
+    const int32_t *rows; /* on the device; NULL: all */
+    int64_t first, n;
+    enum dtype dtype;
+    void *to;
+    unsigned long long *n_overflow; /* on the device: grows by what is finite in x and infinite in float16;
+                                       NULL: not counted */
+};
+void collect_launch(struct cuda_backend *cuda, const struct collection *collection);
 
 /* The table's entries, each in the file of its name. */
 void cuda_embed(struct backend *b, struct tensor table, const int32_t *ids, struct tensor out);

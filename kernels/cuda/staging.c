@@ -13,8 +13,7 @@ enum status staging_create(struct cuda_backend *cuda, size_t half_bytes, struct 
 {
     struct table_ring *ring = &cuda->tables;
     half_bytes = align_up(half_bytes);
-    TRY(cuda_translate(cuda, cudaHostAlloc((void **)&ring->host, 2 * half_bytes, cudaHostAllocDefault),
-                       "allocating pinned host memory for tables", error));
+    TRY(cuda_allocate_pinned(cuda, (void **)&ring->host, 2 * half_bytes, "tables", error));
     TRY(cuda_translate(cuda, cudaMalloc((void **)&ring->device, 2 * half_bytes),
                        "allocating device memory for tables", error));
     for (int i = 0; i < 2; i++)

@@ -20,8 +20,7 @@ struct transfer {
 static enum status create_piece(struct cuda_backend *cuda, struct piece *piece, size_t bytes,
                                 struct error *error)
 {
-    TRY(cuda_translate(cuda, cudaHostAlloc((void **)&piece->host, bytes, cudaHostAllocDefault),
-                       "allocating pinned host memory for transfers", error));
+    TRY(cuda_allocate_pinned(cuda, (void **)&piece->host, bytes, "transfers", error));
     TRY(cuda_translate(cuda, cudaMalloc((void **)&piece->device, bytes),
                        "allocating device memory for transfers", error));
     TRY(cuda_translate(cuda, cudaEventCreateWithFlags(&piece->filled, cudaEventDisableTiming),
@@ -114,7 +113,6 @@ void transfer_upload(struct cuda_backend *cuda, void *to, const void *from_host,
             !mark_busy(cuda, piece, cuda->compute))
             return;
     }
-    cuda_check(cuda, cudaStreamSynchronize(cuda->compute), "copying to the device");
 }
 
 void transfer_download(struct cuda_backend *cuda, void *to_host, const void *from, size_t bytes)
@@ -207,7 +205,7 @@ void transfer_collect(struct cuda_backend *cuda, const struct tensor *x, const i
         struct piece *piece = take_piece(cuda);
         if (piece == NULL)
             return;
-        collect_launch(cuda, x, rows_there, first, count, dtype, piece->device);
+        collect_launch(cuda, &(struct collection){*x, rows_there, first, count, dtype, piece->device, NULL});
         piece->bytes = (size_t)count * element;
         if (cuda->base.error.status != STATUS_OK ||
             !collect_piece(cuda, piece, (char *)host + (size_t)first * element))

@@ -40,6 +40,7 @@ enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 #define cudaHostAllocDefault 0u
 #define cudaEventDisableTiming 2u
 #define cudaEventDefault 0u
+#define cudaEventBlockingSync 1u
 #define cudaStreamNonBlocking 1u
 
 struct cudaDeviceProp {

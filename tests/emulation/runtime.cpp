@@ -8,10 +8,15 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 
 #include <sys/mman.h>
 
 using emulation::counts;
+
+/* Around whatever a host thread calls: the emulation itself is one thread's. */
+static std::recursive_mutex &the_lock = *new std::recursive_mutex;
+#define ONE_AT_A_TIME std::lock_guard<std::recursive_mutex> one_at_a_time(the_lock)
 
 struct event_state {
     emulated_stream *stream;
@@ -46,6 +51,7 @@ static size_t bytes_in_use, memory_limit = (size_t)8 << 30;
 static int n_devices = 1;
 static int64_t allocation_to_fail = -1, kernel_to_fail = -1;
 static cudaError_t kernel_failure, sticky;
+static bool is_lost_for_good; /* a failure is never forgotten, as of a real device */
 static char fault_text[512];
 
 void report_fault(const char *text)
@@ -130,12 +136,34 @@ static void check_block(size_t place, size_t bytes)
 static cudaError_t take_sticky()
 {
     cudaError_t code = sticky;
-    sticky = cudaSuccess;
+    if (!is_lost_for_good)
+        sticky = cudaSuccess;
     return code;
 }
 
+/* What is to go wrong in a program that is not a test itself: numbers in the environment, as the functions of
+ * emulation.h take them. A kernel that fails takes the device with it. */
+static int64_t setting(const char *name, int64_t otherwise)
+{
+    const char *text = getenv(name);
+    return text == nullptr ? otherwise : strtoll(text, nullptr, 10);
+}
+
+static struct settings {
+    settings()
+    {
+        n_devices = (int)setting("EMULATION_DEVICES", n_devices);
+        memory_limit = (size_t)setting("EMULATION_MEMORY", (int64_t)memory_limit);
+        allocation_to_fail = setting("EMULATION_FAIL_ALLOCATION", -1);
+        kernel_to_fail = setting("EMULATION_FAIL_KERNEL", -1);
+        kernel_failure = (cudaError_t)setting("EMULATION_FAIL_CODE", cudaErrorLaunchFailure);
+        is_lost_for_good = kernel_to_fail >= 0;
+    }
+} from_environment;
+
 void stream_push(cudaStream_t stream, std::function<void()> work)
 {
+    ONE_AT_A_TIME;
     stream->work.push_back(std::move(work));
 }
 
@@ -277,6 +305,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int ordin
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
+    ONE_AT_A_TIME;
     *free_bytes = memory_limit - bytes_in_use;
     *total_bytes = memory_limit;
     return cudaSuccess;
@@ -284,6 +313,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
+    ONE_AT_A_TIME;
     counts.allocations++;
     bool chosen = allocation_to_fail >= 0 && allocation_to_fail-- == 0;
     if (heap == nullptr) {
@@ -294,6 +324,8 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
         heap = static_cast<char *>(region);
         emulation_set_guarded(is_guarded);
     }
+    if (is_lost_for_good && sticky != cudaSuccess)
+        return sticky;
     if (chosen || bytes > memory_limit - bytes_in_use)
         return cudaErrorMemoryAllocation;
     size_t place = find_place(bytes), span = block_span(bytes);
@@ -315,6 +347,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
  * show it. */
 cudaError_t cudaFree(void *memory)
 {
+    ONE_AT_A_TIME;
     if (memory == nullptr)
         return cudaSuccess;
     auto block = blocks.find((size_t)((char *)memory - heap) - fence_bytes);
@@ -378,12 +411,14 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
+    ONE_AT_A_TIME;
     drain(stream);
     return take_sticky();
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
 {
+    ONE_AT_A_TIME;
     std::shared_ptr<event_state> state = event->state;
     uint64_t ticket = state->recorded;
     stream_push(stream, [=]() { run_until(state, ticket); });
@@ -404,6 +439,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
+    ONE_AT_A_TIME;
     std::shared_ptr<event_state> state = event->state;
     uint64_t ticket = ++state->recorded;
     state->stream = stream;
@@ -413,6 +449,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
+    ONE_AT_A_TIME;
     run_until(event->state, event->state->recorded);
     return take_sticky();
 }

@@ -1,23 +1,19 @@
 #include "kernels/base/log.h"
 #include "kernels/base/memory.h"
-#include "kernels/cuda/cuda_backend.h"
 #include "pipeline/commands.h"
 #include "pipeline/device.h"
+#include "pipeline/fit.h"
 #include "pipeline/measure.h"
 #include "pipeline/options.h"
 #include "pipeline/plan.h"
 #include "pipeline/table.h"
 #include "pipeline/watch.h"
-#include "pipeline/writer.h"
 
 #include <stdio.h>
 #include <string.h>
 
 /* Readers of store.h5 open every segment that they touch. */
 #define MANY_SEGMENTS 4096
-
-/* What the program, its libraries and their threads take before anything of a job's: measured, Debian 12. */
-#define PROGRAM_BYTES 60e6
 
 struct bill {
     struct job *job;
@@ -47,17 +43,39 @@ static double expected_ratio(const struct job *job, enum dtype dtype)
     }
 }
 
+static struct fit_request ask_fit(const struct bill *bill)
+{
+    return (struct fit_request){.plan = bill->plan,
+                                .backend = bill->backend,
+                                .n_threads = device_count_threads(bill->job->n_threads, 1),
+                                .node_count = 1};
+}
+
+/* As a run does that begins a store. */
+static enum status choose_batch(struct bill *bill, struct error *error)
+{
+    struct fit_request request = ask_fit(bill);
+    int64_t tokens;
+    if (bill->job->batch_tokens > 0)
+        return STATUS_OK;
+    TRY(fit_choose_batch(&request, &tokens, error));
+    return plan_set_batch_tokens(bill->plan, tokens, error);
+}
+
 static enum status open_all(struct bill *bill, const struct options *options, struct error *error)
 {
     TRY(job_read(options->operand, options->sets, options->n_sets, &bill->job, error));
     TRY(model_open(bill->job->checkpoint, bill->job->load_dtype, &bill->model, error));
     TRY(corpus_open(&bill->job->corpus, bill->model->vocab_size, &bill->corpus, error));
     TRY(plan_create(bill->job, bill->model, bill->corpus, &bill->plan, error));
-    TRY(watch_create(bill->plan, &bill->watch, error));
     struct device_request request = {.device = bill->job->device,
                                      .node_count = 1,
                                      .n_threads = device_count_threads(bill->job->n_threads, 1)};
     TRY(device_open(&request, &bill->backend, error));
+    if (bill->backend->captures != NULL)
+        plan_expect_converted(bill->plan);
+    TRY(choose_batch(bill, error));
+    TRY(watch_create(bill->plan, &bill->watch, error));
     void *rows;
     TRY(memory_allocate_array(&rows, (size_t)bill->plan->captures.n, sizeof(int64_t), "the bill", error));
     bill->rows = rows;
@@ -135,42 +153,48 @@ static enum status print_captures(const struct bill *bill, struct error *error)
     return STATUS_OK;
 }
 
-/* Whether what lies on a GPU fits there. */
-static enum status print_device_memory(double needed, struct error *error)
+/* What lies on a GPU, and whether it fits there. */
+static void print_device_memory(const struct fit *fit)
 {
-    size_t free_bytes, total_bytes;
-    char a[32], b[32], c[32];
-    TRY(backend_cuda_memory(0, &free_bytes, &total_bytes, error));
-    needed += (double)backend_cuda_reserved_bytes();
-    printf("on the GPU: %s of weights, workspace and buffers; %s of %s are free: it %s\n",
-           table_bytes(needed, a, sizeof a), table_bytes((double)free_bytes, b, sizeof b),
-           table_bytes((double)total_bytes, c, sizeof c),
-           needed <= (double)free_bytes ? "fits" : "does not fit");
-    return STATUS_OK;
+    char needed[32], ring[32], operations[32], left[32], total[32];
+    printf("on the GPU: %s, captured rows on their way (%s) and operations (%s) included; %s of %s are free: "
+           "it %s\n",
+           table_bytes(fit->device, needed, sizeof needed), table_bytes(fit->ring, ring, sizeof ring),
+           table_bytes((double)fit->on_device.operations, operations, sizeof operations),
+           table_bytes((double)fit->on_device.free_bytes, left, sizeof left),
+           table_bytes((double)fit->on_device.total_bytes, total, sizeof total),
+           fit->device <= (double)fit->on_device.free_bytes ? "fits" : "does not fit");
+}
+
+static void print_host_memory(const struct fit *fit)
+{
+    char needed[32], left[32], total[32];
+    printf("memory a rank on the host: about %.0f bytes (%s)", fit->host,
+           table_bytes(fit->host, needed, sizeof needed));
+    if (fit->host_total > 0)
+        printf("; %s of %s are free: it %s", table_bytes(fit->host_available, left, sizeof left),
+               table_bytes(fit->host_total, total, sizeof total),
+               fit->host <= fit->host_available ? "fits" : "does not fit");
+    printf("\n");
 }
 
 static enum status print_memory(const struct bill *bill, struct error *error)
 {
-    struct replica_memory memory;
-    char weights[32], workspace[32], carry[32], writer[32], program[32], total[32];
-    struct writer_options options = {
-        .folder = bill->job->store_path,
-        .n_threads = device_writer_threads(device_count_threads(bill->job->n_threads, 1))};
-    double buffers = (double)writer_bytes(&bill->plan->layout, &options);
-    TRY(replica_plan(bill->model, bill->backend, watch_observer(bill->watch), &bill->plan->limits, &memory,
-                     error));
-    double replica = (double)(memory.weights + memory.workspace + memory.carry);
-    double host = PROGRAM_BYTES + buffers + (bill->backend->is_host ? replica : 0);
+    struct fit_request request = ask_fit(bill);
+    struct fit fit;
+    char weights[32], workspace[32], carry[32], writer[32], program[32];
+    TRY(fit_plan(&request, &fit, error));
     printf("memory a rank: weights %s, workspace %s, carried state %s, chunks being written %s, the program "
            "itself about "
            "%s\n",
-           table_bytes((double)memory.weights, weights, sizeof weights),
-           table_bytes((double)memory.workspace, workspace, sizeof workspace),
-           table_bytes((double)memory.carry, carry, sizeof carry),
-           table_bytes(buffers, writer, sizeof writer), table_bytes(PROGRAM_BYTES, program, sizeof program));
-    printf("memory a rank on the host: about %.0f bytes (%s)\n", host,
-           table_bytes(host, total, sizeof total));
-    return bill->backend->is_host ? STATUS_OK : print_device_memory(replica, error);
+           table_bytes((double)fit.replica.weights, weights, sizeof weights),
+           table_bytes((double)fit.replica.workspace, workspace, sizeof workspace),
+           table_bytes((double)fit.replica.carry, carry, sizeof carry),
+           table_bytes(fit.writer, writer, sizeof writer), table_bytes(fit.program, program, sizeof program));
+    print_host_memory(&fit);
+    if (!fit.is_host)
+        print_device_memory(&fit);
+    return STATUS_OK;
 }
 
 static enum status print_bill(const struct bill *bill, int64_t measure, struct error *error)

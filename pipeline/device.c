@@ -27,6 +27,19 @@ int device_writer_threads(int n_threads)
     return (n_threads + 3) / 4;
 }
 
+/* At most: each holds chunks, and what one rank's device gives is hardly ever more than so many can compress.
+ */
+#define MAX_DEVICE_WRITERS 16
+
+int device_plan_writers(const struct backend *backend, int n_threads)
+{
+    if (backend->is_host)
+        return device_writer_threads(n_threads);
+    /* One drives the device, one takes what comes from it. */
+    int left = n_threads > 2 ? n_threads - 2 : 1;
+    return left < MAX_DEVICE_WRITERS ? left : MAX_DEVICE_WRITERS;
+}
+
 /* The GPU of this rank: rank k of a node takes GPU k. */
 static enum status open_gpu(const struct device_request *request, int n_devices, struct backend **out,
                             struct error *error)
@@ -36,6 +49,12 @@ static enum status open_gpu(const struct device_request *request, int n_devices,
                          "this node has %d ranks and %d GPUs that they may use; one rank takes one GPU",
                          request->node_count, n_devices);
     return backend_create_cuda(request->node_rank, request->tf32, out, error);
+}
+
+enum status device_get_memory(int ordinal, struct device_memory *out, struct error *error)
+{
+    *out = (struct device_memory){.operations = backend_cuda_scratch_bytes()};
+    return backend_cuda_memory(ordinal, &out->free_bytes, &out->total_bytes, error);
 }
 
 enum status device_open(const struct device_request *request, struct backend **out, struct error *error)

@@ -91,20 +91,24 @@ static enum status plan_batches(struct plan *plan, struct corpus *corpus, struct
         return error_set(
             error, STATUS_INPUT, "%s: nothing to run: no sequences (%lld documents, %lld of them empty)",
             job->corpus.path, (long long)corpus_n_documents(corpus), (long long)corpus_n_empty(corpus));
-    plan->batch_tokens = job->batch_tokens > 0 ? job->batch_tokens : AUTO_BATCH_TOKENS;
-    int64_t largest_unit = 1;
+    plan->longest = longest;
+    plan->largest_unit = 1;
     for (int64_t u = 0; u < plan->n_units; u++)
-        largest_unit = at_least(largest_unit, plan->unit_tokens[u]);
-    int64_t max_tokens = at_most(at_least(plan->batch_tokens, longest), largest_unit);
-    if (max_tokens > INT32_MAX / 4)
-        return error_set(error, STATUS_USAGE, "%s: a batch of %lld tokens is too large; at most %d",
-                         job->source, (long long)max_tokens, INT32_MAX / 4);
+        plan->largest_unit = at_least(plan->largest_unit, plan->unit_tokens[u]);
     /* The key axis is the context's even where no sequence is that long, so that stores of one job agree. */
     plan->n_keys = job->corpus.carry ? corpus_longest_run(corpus) : job->corpus.context;
-    plan->limits = (struct replica_limits){.max_tokens = max_tokens,
-                                           .max_windows = max_tokens,
-                                           .max_position = plan->n_keys,
-                                           .carry = job->corpus.carry};
+    plan->limits = (struct replica_limits){.max_position = plan->n_keys, .carry = job->corpus.carry};
+    return plan_set_batch_tokens(plan, job->batch_tokens > 0 ? job->batch_tokens : AUTO_BATCH_TOKENS, error);
+}
+
+enum status plan_set_batch_tokens(struct plan *plan, int64_t batch_tokens, struct error *error)
+{
+    int64_t max_tokens = at_most(at_least(batch_tokens, plan->longest), plan->largest_unit);
+    if (max_tokens > INT32_MAX / 4)
+        return error_set(error, STATUS_USAGE, "%s: a batch of %lld tokens is too large; at most %d",
+                         plan->job->source, (long long)max_tokens, INT32_MAX / 4);
+    plan->batch_tokens = batch_tokens;
+    plan->limits.max_tokens = plan->limits.max_windows = max_tokens;
     return STATUS_OK;
 }
 

@@ -15,8 +15,9 @@ struct plan {
     const struct model *model; /* borrowed */
     int64_t n_sequences, n_tokens;
     int64_t n_units;
-    int64_t *unit_start;  /* [n_units + 1] first sequence of each unit */
-    int64_t *unit_tokens; /* [n_units] */
+    int64_t *unit_start;           /* [n_units + 1] first sequence of each unit */
+    int64_t *unit_tokens;          /* [n_units] */
+    int64_t longest, largest_unit; /* tokens of a sequence, of a unit */
     int64_t batch_tokens; /* a batch takes windows while they fit; a longer window is a batch of its own */
     int64_t n_keys;       /* key axis of scores and probabilities */
     struct replica_limits limits;
@@ -34,6 +35,8 @@ enum status plan_create(const struct job *job, const struct model *model, struct
                         struct plan **out, struct error *error);
 void plan_free(struct plan *plan); /* NULL is fine */
 
+/* Cuts batches anew: what "auto" came to. Before anything is made from the plan. */
+enum status plan_set_batch_tokens(struct plan *plan, int64_t batch_tokens, struct error *error);
 /* The backend makes float16 of what is stored as such, and counts what overflows by it: rows reach the writer
  * as they are stored. Before the layout is used. */
 void plan_expect_converted(struct plan *plan);

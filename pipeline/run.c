@@ -7,6 +7,7 @@
 #include "pipeline/batches.h"
 #include "pipeline/clock.h"
 #include "pipeline/device.h"
+#include "pipeline/fit.h"
 #include "pipeline/files.h"
 #include "pipeline/lock.h"
 #include "pipeline/progress.h"
@@ -34,6 +35,7 @@ struct job_run {
     struct model *model;
     struct corpus *corpus;
     struct plan *plan;
+    int64_t batch_tokens;
     struct backend *backend;
     struct watch *watch;
     struct replica *replica;
@@ -59,6 +61,34 @@ struct job_run {
 
 /* ---------------------------------------------------------------- set-up */
 
+static struct fit_request ask_fit(const struct job_run *run)
+{
+    return (struct fit_request){.plan = run->plan,
+                                .backend = run->backend,
+                                .device_ordinal = ranks_node_rank(run->ranks),
+                                .n_threads = run->n_threads,
+                                .node_count = ranks_node_count(run->ranks)};
+}
+
+/* Rank 0: what "auto" stands for. A store that was begun goes on with the batches that it was begun with. */
+static enum status choose_batch(struct job_run *run, struct error *error)
+{
+    struct store *then = NULL;
+    struct fit_request request = ask_fit(run);
+    double recorded = 0;
+    run->batch_tokens = run->plan->batch_tokens;
+    if (run->job->batch_tokens > 0 || !run->is_first)
+        return STATUS_OK;
+    /* one that cannot be read is reported where it is gone on with */
+    if (store_exists(run->job->store_path) && store_open(run->job->store_path, &then, NULL) == STATUS_OK)
+        json_get_number(cJSON_GetObjectItemCaseSensitive(then->run, "batch_tokens"), &recorded);
+    store_close(then);
+    if (recorded < 1 || recorded > INT32_MAX)
+        return fit_choose_batch(&request, &run->batch_tokens, error);
+    run->batch_tokens = (int64_t)recorded;
+    return STATUS_OK;
+}
+
 static enum status open_inputs(struct job_run *run, struct error *error)
 {
     const struct job *job = run->job;
@@ -74,10 +104,31 @@ static enum status open_inputs(struct job_run *run, struct error *error)
     TRY(device_open(&request, &run->backend, error));
     if (run->backend->captures != NULL)
         plan_expect_converted(run->plan);
-    TRY(watch_create(run->plan, &run->watch, error));
+    TRY(choose_batch(run, error));
     void *done;
     TRY(memory_allocate_array(&done, (size_t)run->plan->n_units, sizeof(bool), "the schedule", error));
     run->done = done;
+    return STATUS_OK;
+}
+
+/* All ranks cut the same batches. */
+static enum status settle_plan(struct job_run *run, struct error *error)
+{
+    ranks_broadcast(run->ranks, &run->batch_tokens, sizeof run->batch_tokens);
+    TRY(plan_set_batch_tokens(run->plan, run->batch_tokens, error));
+    return watch_create(run->plan, &run->watch, error);
+}
+
+/* Before any weight is loaded. */
+static enum status check_memory(struct job_run *run, struct error *error)
+{
+    struct fit_request request = ask_fit(run);
+    struct fit fit;
+    struct error warning = {0};
+    TRY(fit_plan(&request, &fit, error));
+    TRY(fit_check(&request, &fit, &warning, error));
+    if (warning.status != STATUS_OK && run->is_first)
+        log_warning("%s", warning.text);
     return STATUS_OK;
 }
 
@@ -116,9 +167,10 @@ static enum status open_store(struct job_run *run, struct error *error)
 static enum status open_replica(struct job_run *run, struct error *error)
 {
     struct writer_options options = {.folder = run->job->store_path,
-                                     .n_threads = device_writer_threads(run->n_threads),
+                                     .n_threads = device_plan_writers(run->backend, run->n_threads),
                                      .stop_on_nonfinite = run->job->stop_on_nonfinite};
     double start = clock_seconds();
+    TRY(check_memory(run, error));
     TRY(writer_create(&run->plan->layout, &options, &run->writer, error));
     watch_connect(run->watch, run->backend, run->writer);
     TRY(watch_settle(run->watch, error));
@@ -539,10 +591,12 @@ static enum status finish_early(struct job_run *run, struct error *error)
 static enum status run_all(struct job_run *run, struct error *error)
 {
     struct error mine = {0};
-    if (open_inputs(run, &mine) == STATUS_OK) {
-        mention_corpus(run);
+    open_inputs(run, &mine);
+    if (ranks_agree(run->ranks, &mine) != STATUS_OK)
+        return error_set(error, mine.status, "%s", mine.text);
+    mention_corpus(run);
+    if (settle_plan(run, &mine) == STATUS_OK)
         open_store(run, &mine);
-    }
     if (ranks_agree(run->ranks, &mine) != STATUS_OK)
         return error_set(error, mine.status, "%s", mine.text);
     ranks_broadcast(run->ranks, run->done, (size_t)run->plan->n_units * sizeof *run->done);

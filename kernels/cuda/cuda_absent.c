@@ -23,7 +23,7 @@ enum status backend_cuda_memory(int ordinal, size_t *free_bytes, size_t *total_b
     return say_absent(error);
 }
 
-size_t backend_cuda_reserved_bytes(void)
+size_t backend_cuda_scratch_bytes(void)
 {
     return 0;
 }

@@ -16,10 +16,10 @@ int backend_cuda_device_count(struct error *reason);
 /* Bytes of device memory, free now and in all. STATUS_DEVICE where the device cannot be asked. */
 enum status backend_cuda_memory(int ordinal, size_t *free_bytes, size_t *total_bytes, struct error *error);
 
-/* Bytes of device memory that a backend keeps for itself beside what `allocate` and `matrix_create` are asked
- * for: transfer buffers, tables, cuBLAS's workspace, and the most that operations take for intermediates. For
+/* Bytes of device memory that the operations of a backend take for intermediates at most, beside what
+ * `allocate`, `matrix_create` and `reserve` are asked for and what a backend takes when it is made. For
  * plans. */
-size_t backend_cuda_reserved_bytes(void);
+size_t backend_cuda_scratch_bytes(void);
 
 /* A backend on GPU `ordinal`, 0-based within those visible. tf32: matrix products of float32 may use the
  * tensor cores' 10-bit mantissas. Returns owned at *out; backend_destroy ends it. STATUS_DEVICE where it

@@ -147,18 +147,29 @@ static int find_block(const struct scratch *scratch, size_t bytes)
     return best;
 }
 
-/* A place for a new block: an empty one, or the smallest free one, given up. cudaFree waits for the device.
- */
-static int make_room(struct scratch *scratch)
+/* The largest free block, or -1. */
+static int find_largest(const struct scratch *scratch)
 {
-    if (scratch->n_blocks < SCRATCH_BLOCKS)
-        return scratch->n_blocks++;
-    int place = find_block(scratch, 0);
-    if (place >= 0) {
-        cudaFree(scratch->blocks[place].data);
-        scratch->blocks[place].data = NULL;
-        scratch->blocks[place].bytes = 0;
-    }
+    int best = -1;
+    for (int i = 0; i < scratch->n_blocks; i++)
+        if (!scratch->blocks[i].taken && (best < 0 || scratch->blocks[i].bytes > scratch->blocks[best].bytes))
+            best = i;
+    return best;
+}
+
+/* A place for a new block: that of the largest free one, which is too small and is given up, so that what is
+ * kept never comes to more than operations held at once; else an empty one; -1 where there is none. */
+static int make_room(struct cuda_backend *cuda)
+{
+    struct scratch *scratch = &cuda->scratch;
+    int place = find_largest(scratch);
+    if (place < 0)
+        return scratch->n_blocks < SCRATCH_BLOCKS ? scratch->n_blocks++ : -1;
+    void *old = scratch->blocks[place].data;
+    scratch->blocks[place].data = NULL;
+    scratch->blocks[place].bytes = 0;
+    cuda_check(cuda, cudaStreamSynchronize(cuda->compute), "waiting for the device");
+    cuda_check(cuda, cudaFree(old), "releasing scratch");
     return place;
 }
 
@@ -169,7 +180,7 @@ void *scratch_take(struct cuda_backend *cuda, size_t bytes, const char *what)
         return NULL;
     int place = find_block(scratch, bytes);
     if (place < 0) {
-        place = make_room(scratch);
+        place = make_room(cuda);
         if (place < 0) {
             error_set(&cuda->base.error, STATUS_BUG,
                       "GPU %d: an operation takes more than %d blocks of scratch", cuda->options.ordinal,

@@ -70,7 +70,7 @@ static void test_devices(void **state)
     assert_false(b->is_host);
     assert_int_equal(backend_cuda_memory(1, &free_bytes, &total_bytes, NULL), STATUS_OK);
     assert_true(total_bytes == 8 * GIB && free_bytes < total_bytes);
-    assert_true(backend_cuda_reserved_bytes() > (size_t)100 << 20);
+    assert_true(backend_cuda_scratch_bytes() > (size_t)100 << 20);
     assert_int_equal(b->ops->matrix_bytes(b, 3, 5, DTYPE_BF16), 30);
     backend_destroy(b);
     emulation_set_devices(1, 8 * GIB);

@@ -12,8 +12,8 @@ import harness  # noqa: E402
 
 CUDA = {"model_options": {"device": "cuda"}}
 BFLOAT16 = [name for name in harness.CASES if (harness.FIXTURES / name / "golden_float32.h5").exists()]
-# 20 units of 2 batches each; a row in 3 is taken.
 SMALL = {"context": 24, "store_options": {"unit_tokens": 48, "chunk_rows": 5}, "run": {"batch_tokens": 24}}
+UNITS = 12  # of small_job
 ECC, LAUNCH_FAILURE = 214, 719
 
 
@@ -24,11 +24,11 @@ def check(store, case, load):
 
 
 def small_job(folder, case="jamba", **options):
-    """Twenty documents in units of two."""
-    corpus = harness.write_corpus(folder / "corpus", harness.random_documents(5, [24] * 40))
+    """24 documents in units of two, which are two batches."""
+    corpus = harness.write_corpus(folder / "corpus", harness.random_documents(5, [24] * 24))
     values = ["layer_output", "logits", "linear_attn/state"] + ["mlp/router_logits"] * (case == "jamba")
     captures = {"some": {"values": values, "positions": {"every": 3}},
-                "half": {"values": ["layer_mid"], "dtype": "float16"}}
+                "half": {"values": ["layer_output"], "dtype": "float16"}}
     return harness.make_job(folder, checkpoint=harness.FIXTURES / case, corpus=corpus, captures=captures,
                             **{**SMALL, **CUDA, **options})
 
@@ -53,7 +53,7 @@ def test_ranks_and_resuming_give_the_same_bytes(tmp_path):
     harness.actdump("run", again[0]).expect(harness.OK)
     harness.actdump("run", two[0], ranks=2, env={"EMULATION_DEVICES": "2"}).expect(harness.OK)
     expected = harness.segment_bytes(one[1])
-    assert len(expected) == 20
+    assert len(expected) == UNITS
     assert harness.segment_bytes(again[1]) == expected
     assert harness.segment_bytes(two[1]) == expected
 
@@ -132,11 +132,11 @@ def test_a_device_that_fails_loses_the_units_at_hand_alone(code, said, tmp_path)
     whole.mkdir()
     good = small_job(whole)
     harness.actdump("run", good[0]).expect(harness.OK)
-    outcome = harness.actdump("run", job, env={"EMULATION_FAIL_KERNEL": "2000", "EMULATION_FAIL_CODE": str(code)})
+    outcome = harness.actdump("run", job, env={"EMULATION_FAIL_KERNEL": "1200", "EMULATION_FAIL_CODE": str(code)})
     outcome.expect(harness.DEVICE)
     assert said in outcome.err and "emulated GPU 0" in outcome.err
     done = harness.segments(store)
-    assert 0 < len(done) < 20, len(done)
+    assert 0 < len(done) < UNITS, len(done)
     harness.actdump("verify", store).expect(harness.OK)
     harness.actdump("run", job).expect(harness.OK)
     assert harness.segment_bytes(store) == harness.segment_bytes(good[1])
@@ -156,3 +156,43 @@ def test_memory_that_runs_out_ends_the_job_at_every_allocation(tmp_path):
             harness.actdump("verify", store).expect(harness.OK)
         n = n * 2 + 1 if n < 40 else n + 7
     assert n > 20
+
+
+def test_a_job_that_does_not_fit_is_refused_before_weights_are_loaded(tmp_path):
+    job, store = small_job(tmp_path)
+    memory = {"EMULATION_MEMORY": str(600 << 20)}
+    text = harness.actdump("run", job, env=memory).expect(harness.DEVICE).err
+    assert "does not fit" in text and re.search(r"make \d\.\d\d GiB, and 0\.\d\d GiB of 0\.59 GiB are free", text)
+    assert not list((Path(store) / "segments").glob("*.h5"))
+    said = harness.actdump("plan", job, env=memory).expect(harness.OK).out
+    assert "it does not fit" in said
+    assert "on the GPU: " in said
+    assert said.count("it fits") == 1  # the host's memory
+    assert harness.actdump("plan", job).expect(harness.OK).out.count("it fits") == 2
+
+
+def test_auto_batches_are_as_large_as_the_device_takes(tmp_path):
+    corpus = harness.write_corpus(tmp_path / "corpus", harness.random_documents(5, [256] * 80))
+    job, _ = harness.make_job(tmp_path, checkpoint=harness.FIXTURES / "mamba", corpus=corpus, context=256,
+                              captures={"c": {"values": ["logits"]}}, run={"batch_tokens": "auto"}, **CUDA)
+    planned = []
+    for mebibytes in (8192, 815, 800, 400):
+        said = harness.actdump("plan", job, env={"EMULATION_MEMORY": str(mebibytes << 20)}).expect(harness.OK).out
+        planned.append(int(re.search(r"batches of (\d+) tokens", said).group(1)))
+    assert planned == [16384, 8192, 4096, 2048]
+
+
+def test_a_store_goes_on_with_the_batches_it_was_begun_with(tmp_path):
+    job, store = small_job(tmp_path, case="mamba", run={})
+    harness.actdump("run", job, "--set", "run.batch_tokens=24").expect(harness.OK)
+    whole = harness.segment_bytes(store)
+    harness.segments(store)[3].unlink()
+    harness.actdump("run", job).expect(harness.OK)
+    assert harness.manifest(store)["run"]["batch_tokens"] == 24
+    assert harness.segment_bytes(store) == whole
+
+
+def test_more_ranks_than_devices_is_an_error_with_both_numbers(tmp_path):
+    job, _ = small_job(tmp_path, case="mamba")
+    text = harness.actdump("run", job, ranks=2).expect(harness.DEVICE).err
+    assert "2 ranks and 1 GPU" in text

@@ -310,6 +310,109 @@ static void test_gather_rows(void **state)
 }
 
 /* Many lists on their way at once: more than the ring that they go up through holds. */
+/* What the captures' way out is asked for, one post after the other, is what `collect` of the CPU's gives,
+ * whatever the pieces in which it is taken: posts go out as long as there is room, so the ring comes round
+ * many times. */
+struct way {
+    struct backend *b;
+    const unsigned char *expected;
+    size_t n_posted, n_taken; /* bytes */
+    int64_t n_overflow;
+};
+
+static void take_some(struct way *way, size_t bytes)
+{
+    struct error error = {0};
+    unsigned char *host = malloc(bytes + 16);
+    memset(host, GUARD_BYTE, bytes + 16);
+    if (way->b->captures->take(way->b, host, bytes, &way->n_overflow, &error) != STATUS_OK)
+        fail_msg("%s: %s", pair.row, error.text);
+    if (memcmp(host, way->expected + way->n_taken, bytes) != 0)
+        fail_msg("%s: bytes %zu to %zu differ", pair.row, way->n_taken, way->n_taken + bytes);
+    for (int i = 0; i < 16; i++)
+        assert_int_equal(host[bytes + (size_t)i], GUARD_BYTE);
+    way->n_taken += bytes;
+    free(host);
+}
+
+static size_t at_most(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static void check_captures(enum dtype in, enum dtype to, int64_t n_rows, int64_t cols)
+{
+    enum { POSTS = 9 };
+    struct twin x = random_twin(in, n_rows, cols, in == DTYPE_I32 ? 50 : 50000);
+    if (in != DTYPE_I32) {
+        twin_set(&x, 0, 0, INFINITY);
+        twin_set(&x, n_rows - 1, cols - 1, -INFINITY);
+        twin_set(&x, n_rows / 2, cols / 2, 65520); /* the least that rounds to infinity */
+        twin_upload(&x);
+    }
+    struct row_list rows = rows_make(n_rows, n_rows > 1, 2);
+    size_t bytes = (size_t)(rows.n * cols) * dtype_size(to);
+    unsigned char *expected = malloc(POSTS * bytes);
+    float *wide = malloc((size_t)(rows.n * cols) * sizeof *wide);
+    int64_t n_overflow = 0;
+    for (int i = 0; i < POSTS; i++)
+        pair.reference->ops->collect(pair.reference, x.reference, rows.index, rows.n, to,
+                                     expected + (size_t)i * bytes);
+    if (to == DTYPE_F16) {
+        pair.reference->ops->collect(pair.reference, x.reference, rows.index, rows.n, DTYPE_F32, wide);
+        for (int64_t i = 0; i < rows.n * cols; i++)
+            n_overflow += isfinite(wide[i]) && fabsf(wide[i]) >= 65520;
+    }
+    struct way way = {.b = pair.tested, .expected = expected};
+    for (int i = 0; i < POSTS; i++) {
+        struct lent lent = lend(rows.index, (size_t)rows.n * sizeof(int32_t));
+        while (!way.b->captures->post(way.b, x.tested, lent.memory, rows.n, to)) {
+            assert_int_equal(way.b->error.status, STATUS_OK);
+            assert_true(way.n_taken < way.n_posted);
+            take_some(&way, at_most(bytes / 2 + 1, way.n_posted - way.n_taken));
+        }
+        take_back(&lent);
+        free_lent(&lent);
+        way.n_posted += bytes;
+    }
+    while (way.n_taken < way.n_posted)
+        take_some(&way, at_most(1000, way.n_posted - way.n_taken));
+    if (way.n_overflow != POSTS * n_overflow)
+        fail_msg("%s: %lld elements overflowed instead of %lld", pair.row, (long long)way.n_overflow,
+                 (long long)(POSTS * n_overflow));
+    pair_synchronize(&pair);
+    free(wide);
+    free(expected);
+    free((void *)(uintptr_t)rows.index);
+    DESTROY(&x);
+}
+
+static void test_captures(void **state)
+{
+    static const struct dtypes table[] = {
+        {DTYPE_F32, DTYPE_F32},   {DTYPE_F32, DTYPE_BF16}, {DTYPE_F32, DTYPE_F16}, {DTYPE_BF16, DTYPE_F32},
+        {DTYPE_BF16, DTYPE_BF16}, {DTYPE_BF16, DTYPE_F16}, {DTYPE_I32, DTYPE_I32}, {DTYPE_I32, DTYPE_I64}};
+    struct error error = {0};
+    (void)state;
+    /* four times the largest of these posts and their ends */
+    assert_int_equal(pair.tested->captures->reserve(pair.tested, 4 * (5 * 2056 * 8 + 512), &error),
+                     STATUS_OK);
+    for (size_t i = 0; i < COUNT(table); i++) {
+        for (size_t k = 0; k < COUNT(shapes); k++) {
+            pair_note(&pair, "capture %s to %s shape %d", dtype_name(table[i].in), dtype_name(table[i].out),
+                      (int)k);
+            check_captures(table[i].in, table[i].out, shapes[k].rows + 1, shapes[k].cols);
+        }
+    }
+    /* what nobody took is forgotten */
+    struct twin x = random_twin(DTYPE_F32, 2, 3, 1);
+    int32_t row = 1;
+    assert_true(pair.tested->captures->post(pair.tested, x.tested, &row, 1, DTYPE_F32));
+    pair.tested->captures->drop(pair.tested);
+    check_captures(DTYPE_F32, DTYPE_F32, 3, 5);
+    twin_destroy(&x);
+}
+
 static void test_many_lists(void **state)
 {
     enum { LISTS = 40, ROWS = 37 };
@@ -991,15 +1094,16 @@ static void test_mixture(void **state)
 /* ---- main ---- */
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_copies),         cmocka_unit_test(test_add),
-    cmocka_unit_test(test_silu_mul),       cmocka_unit_test(test_softplus_gate),
-    cmocka_unit_test(test_softmax),        cmocka_unit_test(test_rms_norm),
-    cmocka_unit_test(test_embed),          cmocka_unit_test(test_gather_rows),
-    cmocka_unit_test(test_collect),        cmocka_unit_test(test_many_lists),
-    cmocka_unit_test(test_linear),         cmocka_unit_test(test_conv_silu),
-    cmocka_unit_test(test_selective_scan), cmocka_unit_test(test_ssd_scan),
-    cmocka_unit_test(test_rotary),         cmocka_unit_test(test_attention),
-    cmocka_unit_test(test_route),          cmocka_unit_test(test_mixture),
+    cmocka_unit_test(test_copies),     cmocka_unit_test(test_add),
+    cmocka_unit_test(test_silu_mul),   cmocka_unit_test(test_softplus_gate),
+    cmocka_unit_test(test_softmax),    cmocka_unit_test(test_rms_norm),
+    cmocka_unit_test(test_embed),      cmocka_unit_test(test_gather_rows),
+    cmocka_unit_test(test_collect),    cmocka_unit_test(test_captures),
+    cmocka_unit_test(test_many_lists), cmocka_unit_test(test_linear),
+    cmocka_unit_test(test_conv_silu),  cmocka_unit_test(test_selective_scan),
+    cmocka_unit_test(test_ssd_scan),   cmocka_unit_test(test_rotary),
+    cmocka_unit_test(test_attention),  cmocka_unit_test(test_route),
+    cmocka_unit_test(test_mixture),
 };
 
 static int run_on(struct backend *tested, const char *name)

@@ -4,6 +4,7 @@
 #include "kernels/base/memory.h"
 #include "pipeline/clock.h"
 
+#include <math.h>
 #include <mpi.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -13,11 +14,17 @@
 
 /* Between looks for a message. Short against a batch, long against the cost of a look. */
 #define POLL_SECONDS 0.001
+/* Rank 0's, while nothing comes: each look takes a moment from a thread that computes, and units are asked
+ * for a batch before they are needed. */
+#define POLL_SECONDS_IDLE 0.008
+/* Between reports of a rank's tokens, which only the progress line reads: 10,000 ranks with batches of 10 ms
+ * would send a million a second. */
+#define TOKENS_SECONDS 1.0
 
 enum tag { TAG_REQUEST = 1, TAG_ASSIGN, TAG_RECORD, TAG_TOKENS, TAG_FAILURE, TAG_STOP_PLEASE, TAG_STOP };
 
 /* A record on the wire: these, then n_captures row counts. */
-enum { RECORD_WORDS = 7 };
+enum { RECORD_WORDS = 8 };
 
 struct ranks {
     int rank, n, node_rank, node_n;
@@ -28,8 +35,15 @@ struct ranks {
     int64_t
         *wire; /* [RECORD_WORDS + n_captures] of the answering thread on rank 0, of the caller elsewhere */
     enum status stopped; /* others: what rank 0 said */
-    bool told_others;    /* rank 0 */
-    bool answering;      /* rank 0; under lock */
+    /* others: a unit that was asked for ahead of time; the caller's */
+    bool has_asked;
+    MPI_Request answered;
+    struct assignment assignment;
+    /* others: not reported yet; the caller's */
+    int64_t tokens;
+    double tokens_reported_s;
+    bool told_others; /* rank 0 */
+    bool answering;   /* rank 0; under lock */
     pthread_t thread;
 };
 
@@ -183,6 +197,7 @@ static void take_record(struct ranks *ranks, int source)
                                     .bytes = wire[4],
                                     .raw_bytes = wire[5],
                                     .checksum = (uint64_t)wire[6]};
+    schedule_add_tokens(ranks->schedule, wire[7]);
     void *rows;
     struct error error = {0};
     if (memory_allocate_array(&rows, (size_t)ranks->n_captures, sizeof(int64_t), "a record", &error) !=
@@ -244,29 +259,34 @@ static void spread_stop(struct ranks *ranks)
         check(MPI_Send(&status, 1, MPI_INT32_T, rank, TAG_STOP, ranks->comm), "MPI_Send");
 }
 
-/* Answers what has come in; called under the lock. */
-static void answer_all(struct ranks *ranks)
+/* Answers what has come in; called under the lock. Returns how many messages that were. */
+static int64_t answer_all(struct ranks *ranks)
 {
+    int64_t n = 0;
     /* Messages of the schedule only: collectives are not matched by a probe on point-to-point tags. */
     for (int found = 1; found != 0;) {
         MPI_Status message;
         check(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, ranks->comm, &found, &message), "MPI_Iprobe");
         if (found)
             answer(ranks, &message);
+        n += found;
     }
     spread_stop(ranks);
+    return n;
 }
 
 static void *answer_in_thread(void *context)
 {
     struct ranks *ranks = context;
+    double pause_s = POLL_SECONDS;
     for (bool answering = true; answering;) {
         pthread_mutex_lock(&ranks->lock);
         answering = ranks->answering;
-        answer_all(ranks);
+        int64_t n = answer_all(ranks);
         pthread_mutex_unlock(&ranks->lock);
+        pause_s = n > 0 ? POLL_SECONDS : fmin(2 * pause_s, POLL_SECONDS_IDLE);
         if (answering)
-            clock_sleep(POLL_SECONDS);
+            clock_sleep(pause_s);
     }
     return NULL;
 }
@@ -314,18 +334,38 @@ static void send(struct ranks *ranks, const void *data, int count, MPI_Datatype 
     pthread_mutex_unlock(&ranks->lock);
 }
 
+void ranks_ask_ahead(struct ranks *ranks)
+{
+    if (ranks->rank == 0 || ranks->has_asked)
+        return;
+    pthread_mutex_lock(&ranks->lock);
+    check(MPI_Irecv(&ranks->assignment, sizeof ranks->assignment, MPI_BYTE, 0, TAG_ASSIGN, ranks->comm,
+                    &ranks->answered),
+          "MPI_Irecv");
+    check(MPI_Send(NULL, 0, MPI_BYTE, 0, TAG_REQUEST, ranks->comm), "MPI_Send");
+    pthread_mutex_unlock(&ranks->lock);
+    ranks->has_asked = true;
+}
+
 void ranks_next_unit(struct ranks *ranks, struct assignment *out)
 {
     if (ranks->rank == 0) {
         schedule_next(ranks->schedule, out);
         return;
     }
-    MPI_Request request;
-    send(ranks, NULL, 0, MPI_BYTE, TAG_REQUEST);
-    pthread_mutex_lock(&ranks->lock);
-    check(MPI_Irecv(out, sizeof *out, MPI_BYTE, 0, TAG_ASSIGN, ranks->comm, &request), "MPI_Irecv");
-    pthread_mutex_unlock(&ranks->lock);
-    wait_politely(ranks, &request);
+    ranks_ask_ahead(ranks);
+    wait_politely(ranks, &ranks->answered);
+    ranks->has_asked = false;
+    *out = ranks->assignment;
+}
+
+/* What has not been reported yet; it is from now on. */
+static int64_t take_tokens(struct ranks *ranks)
+{
+    int64_t tokens = ranks->tokens;
+    ranks->tokens = 0;
+    ranks->tokens_reported_s = clock_seconds();
+    return tokens;
 }
 
 void ranks_report(struct ranks *ranks, struct segment_record *record)
@@ -335,8 +375,8 @@ void ranks_report(struct ranks *ranks, struct segment_record *record)
         return;
     }
     int64_t words[RECORD_WORDS] = {
-        record->unit,  record->first_sequence, record->n_sequences,      record->n_tokens,
-        record->bytes, record->raw_bytes,      (int64_t)record->checksum};
+        record->unit,  record->first_sequence, record->n_sequences,       record->n_tokens,
+        record->bytes, record->raw_bytes,      (int64_t)record->checksum, take_tokens(ranks)};
     memcpy(ranks->wire, words, sizeof words);
     memcpy(ranks->wire + RECORD_WORDS, record->n_rows, (size_t)ranks->n_captures * sizeof(int64_t));
     send(ranks, ranks->wire, (int)(RECORD_WORDS + ranks->n_captures), MPI_INT64_T, TAG_RECORD);
@@ -345,10 +385,15 @@ void ranks_report(struct ranks *ranks, struct segment_record *record)
 
 void ranks_report_tokens(struct ranks *ranks, int64_t tokens)
 {
-    if (ranks->rank == 0)
+    if (ranks->rank == 0) {
         schedule_add_tokens(ranks->schedule, tokens);
-    else
-        send(ranks, &tokens, 1, MPI_INT64_T, TAG_TOKENS);
+        return;
+    }
+    ranks->tokens += tokens;
+    if (clock_seconds() - ranks->tokens_reported_s < TOKENS_SECONDS)
+        return;
+    tokens = take_tokens(ranks);
+    send(ranks, &tokens, 1, MPI_INT64_T, TAG_TOKENS);
 }
 
 void ranks_report_failure(struct ranks *ranks, const struct error *error)
@@ -400,6 +445,10 @@ void ranks_sum(struct ranks *ranks, double *values, int n)
 void ranks_join(struct ranks *ranks)
 {
     MPI_Request request;
+    if (ranks->has_asked) { /* and failed or stopped before it took the answer */
+        wait_politely(ranks, &ranks->answered);
+        ranks->has_asked = false;
+    }
     pthread_mutex_lock(&ranks->lock);
     check(MPI_Ibarrier(ranks->comm, &request), "MPI_Ibarrier");
     pthread_mutex_unlock(&ranks->lock);

@@ -36,8 +36,13 @@ enum status ranks_start(struct ranks *ranks, struct schedule *schedule, int64_t 
                         struct error *error);
 /* The next unit for this rank; unit -1: none is left, or all stop. */
 void ranks_next_unit(struct ranks *ranks, struct assignment *out);
+/* Asks for the unit that ranks_next_unit will return next, without waiting: rank 0's answer comes while the
+ * last batch of the one at hand runs. Not earlier, lest a slow rank hold at the job's end what another could
+ * run. Asking is optional; a unit asked for and not taken is left to the next run. */
+void ranks_ask_ahead(struct ranks *ranks);
 /* Hands a record to rank 0; takes its contents. */
 void ranks_report(struct ranks *ranks, struct segment_record *record);
+/* For the progress line: sent on now and then, the rest with the next record. */
 void ranks_report_tokens(struct ranks *ranks, int64_t tokens);
 void ranks_report_failure(struct ranks *ranks, const struct error *error);
 /* This rank was told to stop: everybody shall. */

@@ -400,6 +400,8 @@ static enum status run_unit(struct job_run *run, const struct assignment *assign
         TRY(batches_next(run->batches, &batch, &sequences, &have, error));
         if (!have)
             break;
+        if (tokens + batch.n_tokens >= run->plan->unit_tokens[unit])
+            ranks_ask_ahead(run->ranks);
         TRY(run_batch(run, &batch, sequences, error));
         tokens += batch.n_tokens;
         TRY(collect_records(run, false, error));

@@ -40,11 +40,11 @@ void bench_open(struct bench *b, const char *path, const char *const *sets, int6
 
 void bench_close(struct bench *b)
 {
+    watch_destroy(b->watch);
     writer_destroy(b->writer);
     batches_destroy(b->batches);
     replica_destroy(b->bare);
     replica_destroy(b->replica);
-    watch_destroy(b->watch);
     backend_destroy(b->backend);
     plan_free(b->plan);
     corpus_close(b->corpus);
@@ -119,7 +119,8 @@ static void commit(struct bench *b, int64_t tokens)
     struct error e = {0};
     struct segment_record record;
     bool have;
-    bench_check(writer_finish(b->writer, tokens, &e), &e);
+    bench_check(watch_finish_unit(b->watch, tokens, &e), &e);
+    bench_check(watch_settle(b->watch, &e), &e);
     bench_check(writer_collect(b->writer, true, &record, &have, &e), &e);
     segment_record_fini(&record);
 }
@@ -133,7 +134,7 @@ struct pass_result bench_run(struct bench *b, enum pass pass)
     watch_connect(b->watch, b->backend, pass == PASS_STORE ? b->writer : NULL);
     batches_begin(b->batches, 0);
     if (pass == PASS_STORE)
-        bench_check(writer_begin(b->writer, 0, 0, &e), &e);
+        bench_check(watch_begin_unit(b->watch, 0, &e), &e);
     for (int64_t i = 0; i < b->n_batches; i++) {
         struct batch batch;
         const struct sequence *sequences;

@@ -1,6 +1,6 @@
 /* How near a job comes to its matrix products: one process, the same weights, four things in turn.
  *
- *   bench_model JOB.json [--rounds N] [--batches N] [--ops] [--writer] [--serve] [--set KEY=VALUE ...]
+ *   bench_model JOB.json [--rounds N] [--batches N] [--ops] [--writer] [--quick] [--serve] [--set ...]
  *
  *   products  the matrix products of the job's batches alone: every linear and grouped_linear call of a
  *             forward is recorded and run again, with the same matrices and row counts and nothing between
@@ -12,6 +12,8 @@
  * interleaved since machines are noisy: a ratio is taken within a round. With --ops also what each operation
  * of the forward took; with --writer also the writer alone, given the rows of the last store again, on as
  * many threads as a run gives it and on all; the bare forward and the products are left out then.
+ * --quick, for sequences so long that a pass takes minutes: one round without warming up, of the captured
+ * forward with its products run again, and of `store` (whose times --ops shows).
  * --serve: passes of `store`, one for each line of standard input, each answered by {"tokens", "seconds"}. */
 #include "pipeline/clock.h"
 #include "pipeline/hdf5_util.h"
@@ -28,7 +30,7 @@ enum { MAX_ROUNDS = 64, MAX_SETS = 16, MAX_OPS = 96 };
 struct options {
     const char *path, *sets[MAX_SETS];
     int n_sets, n_rounds;
-    bool ops, writer, serve;
+    bool ops, writer, quick, serve;
 };
 
 /* By round. */
@@ -52,6 +54,8 @@ static bool read_options(int argc, char **argv, struct options *o, struct bench 
             o->ops = true;
         else if (strcmp(argv[i], "--writer") == 0)
             o->writer = true;
+        else if (strcmp(argv[i], "--quick") == 0)
+            o->quick = true;
         else if (strcmp(argv[i], "--serve") == 0)
             o->serve = true;
         else
@@ -219,12 +223,10 @@ static void print_writer(const struct bench *b, const struct rounds *r, const st
            ratio(both, r->store, n));
 }
 
-/* Of one more forward. */
-static void print_ops(struct bench *b)
+/* Since the last reset, in a pass of so many seconds. */
+static void print_ops(double seconds)
 {
     static struct op_time times[MAX_OPS];
-    ops_watch_reset();
-    struct pass_result pass = bench_run(b, PASS_DROPPED);
     int n = ops_watch_get(times, MAX_OPS);
     double timed = 0;
     printf(", \"ops\": [");
@@ -232,10 +234,30 @@ static void print_ops(struct bench *b)
         const struct op_time *t = &times[i];
         timed += t->seconds;
         printf("%s\n {\"op\": \"%s\", \"calls\": %lld, \"seconds\": %.4f, \"share\": %.4f, \"gflops\": %.1f}",
-               i > 0 ? "," : "", t->name, (long long)t->calls, t->seconds, t->seconds / pass.seconds,
+               i > 0 ? "," : "", t->name, (long long)t->calls, t->seconds, t->seconds / seconds,
                2e-9 * t->multiply_adds / t->seconds);
     }
-    printf("],\n \"seconds\": %.4f, \"untimed_share\": %.4f", pass.seconds, 1 - timed / pass.seconds);
+    printf("],\n \"seconds\": %.4f, \"untimed_share\": %.4f", seconds, 1 - timed / seconds);
+}
+
+static void measure_quick(struct bench *b, const struct options *o)
+{
+    struct pass_result products = bench_run(b, PASS_PRODUCTS);
+    ops_watch_reset();
+    struct pass_result store = bench_run(b, PASS_STORE);
+    double peak_mb, resident_mb;
+    bench_memory(&peak_mb, &resident_mb);
+    print_head(b, peak_mb, resident_mb);
+    printf(
+        ", \"gemm_tokens_s\": %.1f, \"gemm_gflops\": %.1f, \"forward_tokens_s\": %.1f, \"store_tokens_s\": "
+        "%.1f, \"share_of_gemm_bound\": %.4f",
+        products.tokens / products.products_s,
+        products.tokens / products.products_s * 2e-9 * replica_gemm_flops_per_token(b->replica),
+        products.tokens / products.seconds, store.tokens / store.seconds,
+        products.products_s / store.seconds);
+    if (o->ops)
+        print_ops(store.seconds);
+    puts("}");
 }
 
 static void measure(struct bench *b, const struct options *o)
@@ -258,8 +280,10 @@ static void measure(struct bench *b, const struct options *o)
         print_writer(b, &r, held, o->n_rounds);
     else
         print_products(b, &r, o->n_rounds);
-    if (o->ops)
-        print_ops(b);
+    if (o->ops) {
+        ops_watch_reset();
+        print_ops(bench_run(b, PASS_DROPPED).seconds);
+    }
     puts("}");
     drop_all(b, held);
 }
@@ -282,7 +306,7 @@ int main(int argc, char **argv)
     struct options options = {.n_rounds = 3};
     struct bench bench = {.n_batches = 2};
     if (!read_options(argc, argv, &options, &bench)) {
-        fputs("usage: bench_model JOB.json [--rounds N] [--batches N] [--ops] [--writer] [--serve] "
+        fputs("usage: bench_model JOB.json [--rounds N] [--batches N] [--ops] [--writer] [--quick] [--serve] "
               "[--set KEY=VALUE ...]\n",
               stderr);
         return STATUS_USAGE;
@@ -290,6 +314,8 @@ int main(int argc, char **argv)
     bench_open(&bench, options.path, options.sets, options.n_sets);
     if (options.serve)
         serve(&bench);
+    else if (options.quick)
+        measure_quick(&bench, &options);
     else
         measure(&bench, &options);
     bench_close(&bench);

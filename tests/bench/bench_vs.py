@@ -13,6 +13,7 @@ passes in turn: ours, theirs, ours, theirs; a ratio is of a round, and the media
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,7 +56,8 @@ def median(values):
 
 
 def can_import(python, modules):
-    return python and subprocess.run([python, "-c", f"import {modules}"], capture_output=True).returncode == 0
+    return shutil.which(python) is not None and subprocess.run([python, "-c", f"import {modules}"],
+                                                               capture_output=True).returncode == 0
 
 
 def start(a, family, dtype, pythons):

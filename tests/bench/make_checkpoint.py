@@ -8,6 +8,7 @@ Families and shapes (about 120-180 million parameters each; the Mamba one is mam
   jamba    8 layers of 768, attention at 4, mixtures of 8 experts (2 chosen) at the odd ones
   bamba   12 layers of 768, attention at 3 and 9, 24 heads of 64, 128 states
   laguna   8 layers of 768, full attention at 0 and 4, else windows of 512, mixtures of 32 experts (4 chosen)
+For measuring starts, mamba370m (48 layers of 1024, 1.5 GB in float32) and mamba1b4 (of 2048, 5.5 GB).
 Needs numpy only: a safetensors file is a length, a JSON header and bytes.
 """
 import argparse
@@ -18,18 +19,26 @@ from pathlib import Path
 import numpy as np
 
 
-def mamba():
-    d, inner, rank, states = 768, 1536, 48, 16
+def mamba(d=768, layers=24):
+    inner, rank, states = 2 * d, d // 16, 16
     config = dict(architectures=["MambaForCausalLM"], model_type="mamba", vocab_size=50280, hidden_size=d, state_size=states,
-                  num_hidden_layers=24, expand=2, intermediate_size=inner, conv_kernel=4, time_step_rank=rank,
+                  num_hidden_layers=layers, expand=2, intermediate_size=inner, conv_kernel=4, time_step_rank=rank,
                   use_bias=False, use_conv_bias=True, residual_in_fp32=True, hidden_act="silu", layer_norm_epsilon=1e-5,
                   tie_word_embeddings=True)
     tensors = {"backbone.embeddings.weight": (50280, d), "backbone.norm_f.weight": (d,)}
-    for i in range(24):
+    for i in range(layers):
         at = f"backbone.layers.{i}."
         tensors[at + "norm.weight"] = (d,)
         tensors |= mamba1(at + "mixer.", d, inner, rank, states)
     return config, tensors
+
+
+def mamba370m():
+    return mamba(1024, 48)
+
+
+def mamba1b4():
+    return mamba(2048, 48)
 
 
 def mamba1(at, d, inner, rank, states):
@@ -167,7 +176,7 @@ def write_safetensors(path, tensors, dtype):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("family", choices=["mamba", "jamba", "bamba", "laguna"])
+    p.add_argument("family", choices=["mamba", "jamba", "bamba", "laguna", "mamba370m", "mamba1b4"])
     p.add_argument("folder", type=Path)
     p.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     p.add_argument("--length", type=int, default=512)

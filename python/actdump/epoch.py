@@ -13,15 +13,18 @@ NumPy alone; actdump.training has the torch datasets. One process uses one Epoch
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Iterator, Sequence
 
 import numpy as np
 
 from actdump.errors import StoreError
-from actdump.store import Capture, Store, Value, to_tensor, widen, _joined, _row_numbers
+from actdump.store import ROW_TABLES, TABLES, Capture, Store, Value, to_tensor, widen, _joined, _row_numbers
 
 POOL_BYTES = 256 << 20
+READ_CHUNKS = 16  # neighbours read in one call, about
+KEPT = 3  # blocks of memory kept for a name: what a loop holds, what comes next, and one more
 NORMALISATIONS = (None, "mean", "norm")
 
 
@@ -64,6 +67,35 @@ class Normalisation:
         return rows + (self.mean if isinstance(rows, np.ndarray) else to_tensor(self.mean, "float32").to(rows.device))
 
 
+class Lender:
+    """Arrays whose memory is used again once the last array or tensor over it is gone.
+
+    Fresh memory comes from the system page by page, and that takes longer than copying a batch into it."""
+
+    def __init__(self):
+        self.free: dict[str, list[np.ndarray]] = {}
+
+    def __reduce__(self):
+        return Lender, ()  # what is pickled takes no memory along
+
+    def lend(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if not n_bytes:
+            return np.empty(shape, dtype)
+        free = self.free.setdefault(name, [])
+        fits = [i for i, block in enumerate(free) if len(block) >= n_bytes]
+        block = free.pop(fits[0]) if fits else np.empty(n_bytes, np.uint8)
+        # Views hold on to the array that they end in, which a memoryview makes this one.
+        flat = np.frombuffer(memoryview(block), np.uint8, n_bytes)
+        weakref.finalize(flat, _take_back, free, block).atexit = False
+        return flat.view(dtype).reshape(shape)
+
+
+def _take_back(free: list[np.ndarray], block: np.ndarray):
+    free.append(block)
+    del free[:-KEPT]
+
+
 class Rows:
     """Rows of several values of one capture side by side, and which of them count.
 
@@ -97,15 +129,8 @@ class Rows:
         self.selected = None if where is None else np.unique(_row_numbers(where, len(one)))
         self.chunk_rows = max(v.chunk_rows for v in self.values)
         self.row_bytes = sum(v.row_bytes for v in self.values) + (32 if tables else 0)
-        self.room: dict[str, np.ndarray] = {}  # for the next epoch's pools: fresh memory costs a tenth of the speed
+        self.lender = Lender()
         self._cut_chunks()
-
-    def __getstate__(self):
-        return {**self.__dict__, "room": {}}
-
-    def take_room(self) -> dict[str, np.ndarray]:
-        room, self.room = self.room, {}
-        return room
 
     def _cut_chunks(self):
         """Chunks of all segments: chunk_segment, chunk_begin (row of the segment), and chunk_count rows that count."""
@@ -148,26 +173,55 @@ class Rows:
         for value, norm in zip(self.values, self.normalisation):
             if norm is not None:
                 rows = batch[value.path]
-                wide = widen(rows) if value.dtype == "bfloat16" else rows.astype(np.float32)
+                wide = self.lender.lend(f"{value.path} normalised", rows.shape, np.dtype(np.float32))
+                if value.dtype == "bfloat16":
+                    widen(rows, wide)
+                else:
+                    wide[...] = rows
                 batch[value.path] = norm.apply(wide)
         return batch
 
-    def empty(self, n: int) -> dict[str, np.ndarray]:
-        """Arrays for n rows."""
-        out = {v.path: np.empty((n, *v.row_shape), v.stored_dtype) for v in self.values}
+    def empty(self, n: int, use: str) -> dict[str, np.ndarray]:
+        """Arrays for n rows, in memory that was lent for the same use before."""
+        kinds = {v.path: (v.row_shape, v.stored_dtype) for v in self.values}
         if self.tables:
-            out["row"] = np.empty(n, np.int64)
+            kinds["row"] = (), np.dtype(np.int64)
             if self.by_row:
-                out |= {
-                    "input_ids": np.empty(n, np.int32),
-                    "position": np.empty(n, np.int32),
-                    "sequence": np.empty(n, np.int64),
-                    "document": np.empty(n, np.int64),
-                }
-        return out
+                kinds |= {k: ((), np.dtype(TABLES[k])) for k in ROW_TABLES}
+        return {k: self.lender.lend(f"{k} {use}", (n, *shape), dtype) for k, (shape, dtype) in kinds.items()}
+
+    def gather(self, pool: dict[str, np.ndarray], which: np.ndarray) -> dict[str, np.ndarray]:
+        """A finished batch of these rows of a pool."""
+        batch = self.empty(len(which), "batch")
+        for name, rows in pool.items():
+            np.take(rows, which, axis=0, out=batch[name], mode="clip")  # "raise" would go through a buffer
+        return self.finish(batch)
+
+    def read_chunks(self, pieces: list[tuple[int, int, int]], out: dict[str, np.ndarray]):
+        """Rows [begin, end) of those that count in each chunk, one piece after the other; whole neighbours at once."""
+        at = 0
+        for chunk, begin, end in self._joined_pieces(pieces):
+            self.read_chunk(chunk, begin, end, out, at)
+            at += end - begin
+
+    def _joined_pieces(self, pieces: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+        """Neighbours in a segment as one piece, which then reaches past its chunk; some READ_CHUNKS at most."""
+        held = None
+        for chunk, begin, end in pieces:
+            if held and self.selected is None and begin == 0:
+                start = int(self.chunk_begin[held[0]])
+                same = self.chunk_segment[chunk] == self.chunk_segment[held[0]]
+                if same and start + held[2] == self.chunk_begin[chunk] and held[2] < READ_CHUNKS * self.chunk_rows:
+                    held = held[0], held[1], held[2] + end
+                    continue
+            if held:
+                yield held
+            held = chunk, begin, end
+        if held:
+            yield held
 
     def read_chunk(self, chunk: int, begin: int, end: int, out: dict[str, np.ndarray], at: int):
-        """Rows [begin, end) of those that count in a chunk, into out from row `at` on."""
+        """Rows [begin, end) of those that count, from a chunk's first on, into out from row `at` on."""
         segment, start = int(self.chunk_segment[chunk]), int(self.chunk_begin[chunk])
         first = int(self.first[segment])
         if self.selected is None:
@@ -235,14 +289,9 @@ class Epoch:
         share, extra = divmod(len(self), n_workers)
         first = here * share + min(here, extra)
         last = first + share + (here < extra)
-        room = self.rows.take_room()  # of the largest pool, filled anew by each: batches are copies
         for start, stop in self._pools(first, last):
-            n = int(self.bounds[stop] - self.bounds[start])
             if stop - first > done:
-                if not room or len(next(iter(room.values()))) < n:
-                    room = self.rows.empty(n)
-                yield from self._pool({k: x[:n] for k, x in room.items()}, start, stop, max(0, first + done - start))
-        self.rows.room = room
+                yield from self._pool(start, stop, max(0, first + done - start))
 
     def _pools(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Batches [first, last) cut into the fewest pools, all of about one size: a small rest would be mixed badly."""
@@ -250,15 +299,14 @@ class Epoch:
         cuts = [first + (last - first) * i // n_pools for i in range(n_pools + 1)] if n_pools else []
         yield from zip(cuts[:-1], cuts[1:])
 
-    def _pool(self, pool: dict[str, np.ndarray], start: int, stop: int, skip: int) -> Iterator[dict[str, np.ndarray]]:
-        begin, end, at = int(self.bounds[start]), int(self.bounds[stop]), 0
-        for chunk, a, b in self._pieces(begin, end):
-            self.rows.read_chunk(chunk, a, b, pool, at)
-            at += b - a
+    def _pool(self, start: int, stop: int, skip: int) -> Iterator[dict[str, np.ndarray]]:
+        begin, end = int(self.bounds[start]), int(self.bounds[stop])
+        pool = self.rows.empty(end - begin, "pool")
+        self.rows.read_chunks(self._pieces(begin, end), pool)
         order = self._mixed(begin, end)
         for i in range(start + skip, stop):
             which = order[self.bounds[i] - begin : self.bounds[i + 1] - begin]
-            yield self.rows.finish({k: np.take(x, which, axis=0) for k, x in pool.items()})
+            yield self.rows.gather(pool, which)
 
     def items(self) -> Iterator[list[int]]:
         """Of one worker: the batches as numbers of items (rows that count), without reading any."""

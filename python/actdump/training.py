@@ -177,7 +177,7 @@ class RowDataset(Dataset):
         items = np.where(items < 0, items + len(self), items)
         ends = np.cumsum(self.rows.chunk_count)
         chunks = np.searchsorted(ends, items, "right")
-        out = self.rows.empty(len(items))
+        out = self.rows.empty(len(items), "batch")
         for chunk in np.unique(chunks):
             which = np.flatnonzero(chunks == chunk)
             held = self._chunk(int(chunk))
@@ -190,7 +190,7 @@ class RowDataset(Dataset):
             self.cached.move_to_end(chunk)
             return self.cached[chunk]
         count = int(self.rows.chunk_count[chunk])
-        held = self.rows.empty(count)
+        held = self.rows.empty(count, "chunk")
         self.rows.read_chunk(chunk, 0, count, held, 0)
         self.cached[chunk] = held
         keep = max(1, self.cache_bytes // max(1, self.rows.row_bytes * self.rows.chunk_rows))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import actdump
-from actdump.epoch import Epoch, Normalisation, Rows
+from actdump.epoch import Epoch, Lender, Normalisation, Rows
 
 STREAM = "residuals/layers/3/layer_output"
 SMALL_POOL = 3000 * 256  # rows of 128 bfloat16
@@ -180,3 +180,20 @@ def test_small_numbers(stores, n, batch_size, n_ranks):
     parts = [[b["row"] for w in range(2) for b in e.batches(w, 2)] for e in epochs]
     assert all(len(p) == len(e) for p, e in zip(parts, epochs))
     assert sorted(np.concatenate([r for p in parts for r in p])) == list(range(n))
+
+
+def test_memory_is_used_again_when_nothing_looks_at_it():
+    lender, kind = Lender(), np.dtype("<f4")
+    first = lender.lend("a", (100, 8), kind)
+    place, part = first.ctypes.data, first[10:20]
+    del first
+    second = lender.lend("a", (100, 8), kind)
+    assert second.ctypes.data != place  # a slice of the first is still there
+    del part
+    assert lender.lend("b", (100, 8), kind).ctypes.data != place
+    third = lender.lend("a", (50, 4), kind)
+    assert third.ctypes.data == place and third.shape == (50, 4) and third.flags.writeable
+    assert lender.lend("a", (0, 4), kind).shape == (0, 4)
+    many = [lender.lend("a", (10,), kind) for _ in range(20)]
+    del many
+    assert len(lender.free["a"]) <= 3

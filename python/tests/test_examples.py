@@ -48,7 +48,8 @@ def test_the_sparse_autoencoder(sample_store, tmp_path):
 
 
 def test_the_benchmark_of_reading(sample):
-    """It runs and measures all ways; how fast this machine is at this moment is not a test's matter."""
+    """It runs and measures all ways. How fast the machine is at this moment is not a test's matter; by processor time
+    and with chunks this small, shuffling takes a part of the limit that was never seen below 0.7."""
     done = subprocess.run(
         [
             sys.executable,
@@ -67,4 +68,5 @@ def test_the_benchmark_of_reading(sample):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(found) == 5 and all(x["MB_per_s"] > 0 for x in found.values())
+    assert found["shuffled batches"]["of_limit_cpu"] > 0.5
     assert found["shuffled batches"]["of_limit"] > 10 * found["h5py, single rows at random"]["of_limit"]

@@ -21,6 +21,7 @@ demo: configure
 # Set-up, every test, and the sanitizers' builds. ONLY=release, asan or tsan runs one stage.
 test: packages venv
 	@tests/setup.sh slurm
+	@tests/setup.sh browser
 	@tests/run.sh $(ONLY)
 
 # The tests that want a GPU, and no others.

@@ -84,7 +84,11 @@ bool group_sizes_send(struct cuda_backend *cuda, const struct expert_groups *gro
     int n = groups->n_experts + 1;
     sizes->offsets = NULL;
     if (n > sizes->capacity) {
-        cudaFreeHost(sizes->host);
+        /* the last copy may still be on its way */
+        if (!cuda_check(cuda, cudaEventSynchronize(sizes->arrived),
+                        "waiting for the experts' token counts") ||
+            !cuda_check(cuda, cudaFreeHost(sizes->host), "releasing pinned host memory"))
+            return false;
         sizes->host = NULL;
         sizes->capacity = 0;
         if (cuda_allocate_pinned(cuda, reinterpret_cast<void **>(&sizes->host), (size_t)n * sizeof(int32_t),

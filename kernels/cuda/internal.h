@@ -50,6 +50,8 @@ struct scratch {
     int n_blocks;
 };
 
+/* A ring at least doubles when it grows: so often at most. */
+#define TABLE_GROWTHS 40
 /* A ring of small uploads. Two halves; a half is written again only after the device has read it (`read` is
  * recorded on the compute stream when the other half is entered). */
 struct table_ring {
@@ -57,6 +59,8 @@ struct table_ring {
     int half;
     char *host, *device; /* [2 * half_bytes], host is pinned */
     cudaEvent_t read[2];
+    char *outgrown[TABLE_GROWTHS]; /* device memory of shorter rings: an operation may still name it */
+    int n_outgrown;
 };
 
 /* The group sizes of the latest group_experts, on their way to the host for the grouped products. */

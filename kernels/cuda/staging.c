@@ -26,29 +26,30 @@ enum status staging_create(struct cuda_backend *cuda, size_t half_bytes, struct 
     return STATUS_OK;
 }
 
-static void free_ring(struct table_ring *ring)
-{
-    cudaFreeHost(ring->host);
-    cudaFree(ring->device);
-    ring->host = ring->device = NULL;
-    ring->half_bytes = 0;
-}
-
 void staging_destroy(struct cuda_backend *cuda)
 {
-    free_ring(&cuda->tables);
+    cudaFreeHost(cuda->tables.host);
+    cudaFree(cuda->tables.device);
+    for (int i = 0; i < cuda->tables.n_outgrown; i++)
+        cudaFree(cuda->tables.outgrown[i]);
     for (int i = 0; i < 2; i++)
         if (cuda->tables.read[i] != NULL)
             cudaEventDestroy(cuda->tables.read[i]);
 }
 
-/* A ring whose halves hold `bytes`: for the first batch with longer lists than any before. */
+/* A ring whose halves hold `bytes`: for the first batch with longer lists than any before. The operation at
+ * hand may have put a shorter list into the old one and not yet launched what reads it: the device's part of
+ * that stays. */
 static bool grow_ring(struct cuda_backend *cuda, size_t bytes)
 {
-    if (!cuda_check(cuda, cudaStreamSynchronize(cuda->compute), "waiting for the device"))
-        return false;
-    free_ring(&cuda->tables);
+    struct table_ring *ring = &cuda->tables;
     struct error error = {0};
+    if (!cuda_check(cuda, cudaStreamSynchronize(cuda->compute), "waiting for the device") ||
+        !cuda_check(cuda, cudaFreeHost(ring->host), "releasing pinned host memory"))
+        return false;
+    ring->outgrown[ring->n_outgrown++] = ring->device;
+    ring->host = ring->device = NULL;
+    ring->half_bytes = 0;
     if (staging_create(cuda, 2 * bytes, &error) == STATUS_OK)
         return true;
     error_set(&cuda->base.error, error.status, "%s", error.text);

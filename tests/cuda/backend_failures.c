@@ -219,6 +219,76 @@ static void test_operations_may_fail(void **state)
     assert_int_equal(emulation_get_counts().live_allocations, 0);
 }
 
+/* A scan whose second list, the tiles, makes the ring of tables grow after the first, the rows whose states
+ * are wanted, was put there. With A = 0 and B = x = 1 the state after token t is t + 1 times the step. */
+static void test_lists_survive_a_longer_one(void **state)
+{
+    enum { T = 1600 };
+    static float ones[T], zeros[T];
+    struct backend *b = create();
+    char *memory;
+    const int32_t rows[3] = {0, 700, T - 1};
+    float states[3];
+    (void)state;
+    for (int i = 0; i < T; i++)
+        ones[i] = 1;
+    assert_int_equal(b->ops->allocate(b, (void **)&memory, 4 * sizeof ones, "a test", NULL), STATUS_OK);
+    float *one = (float *)(void *)memory, *zero = one + T, *y = zero + T, *out = y + T;
+    b->ops->upload(b, one, ones, sizeof ones);
+    b->ops->upload(b, zero, zeros, sizeof zeros);
+    struct run run = {.length = T};
+    struct selective_scan_args args = {.x = tensor_make(one, DTYPE_F32, T, 1),
+                                       .dt = tensor_make(zero, DTYPE_F32, T, 1),
+                                       .B = tensor_make(one, DTYPE_F32, T, 1),
+                                       .C = tensor_make(one, DTYPE_F32, T, 1),
+                                       .dt_bias = zero,
+                                       .A = zero,
+                                       .D = zero,
+                                       .state_dim = 1,
+                                       .runs = {.list = &run, .n = 1},
+                                       .y = tensor_make(y, DTYPE_F32, T, 1),
+                                       .state_rows = {rows, 3},
+                                       .states = tensor_make(out, DTYPE_F32, 3, 1)};
+    b->ops->selective_scan(b, &args);
+    b->ops->download(b, states, out, sizeof states);
+    assert_int_equal(b->ops->synchronize(b, NULL), STATUS_OK);
+    for (int i = 0; i < 3; i++) {
+        float wanted = (float)(rows[i] + 1) * logf(2);
+        assert_true(fabsf(states[i] - wanted) <= 1e-4f * wanted);
+    }
+    b->ops->release(b, memory);
+    backend_destroy(b);
+    assert_int_equal(emulation_get_counts().live_allocations, 0);
+}
+
+/* The ring of captured rows cannot be had: on the device, and in the host's memory. */
+static void test_captures_need_memory(void **state)
+{
+    struct backend *b = create();
+    struct error error = {0};
+    int32_t row = 0;
+    void *memory;
+    (void)state;
+    assert_int_equal(b->captures->reserve(b, 100 * GIB, &error), STATUS_DEVICE);
+    expect(&error, STATUS_DEVICE, "for captured rows");
+    assert_int_equal(b->ops->allocate(b, &memory, 64, "a test", NULL), STATUS_OK);
+    assert_false(b->captures->post(b, tensor_make(memory, DTYPE_F32, 1, 4), &row, 1, DTYPE_F32));
+    assert_int_equal(b->error.status, STATUS_OK);
+    error_clear(&error);
+    assert_int_equal(b->captures->reserve(b, 4096, &error), STATUS_OK);
+    emulation_fail_kernel(0, cudaErrorECCUncorrectable);
+    assert_true(b->captures->post(b, tensor_make(memory, DTYPE_F32, 1, 4), &row, 1, DTYPE_F32));
+    float host[4];
+    int64_t n_overflow = 0;
+    assert_int_equal(b->captures->take(b, host, sizeof host, &n_overflow, &error), STATUS_DEVICE);
+    expect(&error, STATUS_DEVICE, "ECC");
+    b->captures->drop(b);
+    b->ops->release(b, memory);
+    backend_destroy(b);
+    assert_int_equal(emulation_get_counts().live_allocations, 0);
+    emulation_fault();
+}
+
 /* Sums of products whose factors have more than ten bits. */
 static void test_tf32_is_asked_for(void **state)
 {
@@ -255,10 +325,15 @@ static void test_tf32_is_asked_for(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_device),         cmocka_unit_test(test_devices),
-        cmocka_unit_test(test_creating_may_fail), cmocka_unit_test(test_too_large),
-        cmocka_unit_test(test_device_faults),     cmocka_unit_test(test_operations_may_fail),
+        cmocka_unit_test(test_no_device),
+        cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_creating_may_fail),
+        cmocka_unit_test(test_too_large),
+        cmocka_unit_test(test_device_faults),
+        cmocka_unit_test(test_operations_may_fail),
         cmocka_unit_test(test_tf32_is_asked_for),
+        cmocka_unit_test(test_lists_survive_a_longer_one),
+        cmocka_unit_test(test_captures_need_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

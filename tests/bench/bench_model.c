@@ -267,8 +267,10 @@ static void measure(struct bench *b, const struct options *o)
     bench_run(b, PASS_STORE); /* warms up: primitives are made, memory is touched */
     bench_memory(&peak_mb, &resident_mb);
     struct held *held = o->writer ? hold_all(b) : NULL;
-    if (!o->writer)
+    if (!o->writer) {
         bench_open_bare(b);
+        bench_run(b, PASS_BARE);
+    }
     for (int i = 0; i < o->n_rounds; i++) {
         if (o->writer)
             run_writer_round(b, held, &r, i);

@@ -69,13 +69,6 @@ int ops_watch_get(struct op_time *out, int max)
     return n;
 }
 
-void ops_watch_sum(double *products_s, double *others_s)
-{
-    *products_s = *others_s = 0;
-    for (int i = 0; i < n_times; i++)
-        *(times[i].multiply_adds > 0 ? products_s : others_s) += times[i].seconds;
-}
-
 /* ---------------------------------------------------------------- products */
 
 static void forget_calls(void)
@@ -214,11 +207,25 @@ static void rotary(struct backend *b, const struct rotary_args *args)
     note("rotary", start, 0);
 }
 
+/* Of what the mask lets through: queries times keys, and probabilities times values. */
+static double count_attention(const struct attention_args *args)
+{
+    double pairs = 0;
+    for (int64_t i = 0; i < args->runs.n; i++) {
+        double n = args->runs.list[i].length, past = i == 0 ? (double)args->past : 0;
+        double w = args->window > 0 && (double)args->window < n + past ? (double)args->window : n + past;
+        /* Queries whose window still reaches back to the first key see 1, 2, ... keys, the others w. */
+        double growing = w > past ? w - past : 0;
+        pairs += growing * past + growing * (growing + 1) / 2 + (n - growing) * w;
+    }
+    return 2 * pairs * args->n_heads * args->head_dim;
+}
+
 static void attention(struct backend *b, const struct attention_args *args)
 {
     double start = clock_seconds();
     real->attention(b, args);
-    note(args->window > 0 ? "attention in windows" : "attention", start, 0);
+    note(args->window > 0 ? "attention in windows" : "attention", start, count_attention(args));
 }
 
 static void softplus_gate(struct backend *b, struct tensor x, struct tensor gate, int head_dim,

@@ -14,7 +14,7 @@ struct op_time {
     char name[48]; /* "rms_norm", "linear 3072 x 768" (n x k) */
     int64_t calls;
     double seconds;
-    double multiply_adds; /* of products; 0 else */
+    double multiply_adds; /* of products and of attention (what its mask lets through); 0 else */
 };
 
 void ops_watch_install(struct backend *backend);
@@ -26,7 +26,5 @@ double ops_watch_replay(struct backend *backend);
 /* Times since the last reset, the longest first; returns how many there are, `max` at most. */
 void ops_watch_reset(void);
 int ops_watch_get(struct op_time *out, int max);
-/* Seconds in products, and in everything else that is timed. */
-void ops_watch_sum(double *products_s, double *others_s);
 
 #endif

@@ -5,11 +5,21 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+/* From here on a block is a mapping of its own: it comes zeroed without being touched, in huge pages where
+ * the system has them (weights and activations are walked in long strides), and goes back at once. Sanitizers
+ * see the edges of a block of the heap only, so there all blocks are. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define MAPPED_BYTES SIZE_MAX
+#else
+#define MAPPED_BYTES ((size_t)4 << 20)
+#endif
 
 /* Each block starts with its size, in a header as large as the alignment so that the caller's part stays
  * aligned. */
 struct header {
-    size_t bytes;
+    size_t bytes, padded;
 };
 
 static atomic_size_t in_use, peak;
@@ -26,15 +36,36 @@ static bool should_fail(void)
     return false;
 }
 
+/* Zeroed memory; NULL where there is none. */
+static char *take_block(size_t padded)
+{
+    if (padded < MAPPED_BYTES) {
+        char *block = aligned_alloc(MEMORY_ALIGNMENT, padded);
+        return block == NULL ? NULL : memset(block, 0, padded);
+    }
+    void *block = mmap(NULL, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED)
+        return NULL;
+    madvise(block, padded, MADV_HUGEPAGE); /* advice only: a kernel without them says no */
+    return block;
+}
+
+static void give_block(char *block, size_t padded)
+{
+    if (padded < MAPPED_BYTES)
+        free(block);
+    else
+        munmap(block, padded);
+}
+
 enum status memory_allocate(void **out, size_t bytes, const char *what, struct error *error)
 {
     size_t padded = (bytes + MEMORY_ALIGNMENT - 1) / MEMORY_ALIGNMENT * MEMORY_ALIGNMENT + MEMORY_ALIGNMENT;
-    char *block = padded < bytes || should_fail() ? NULL : aligned_alloc(MEMORY_ALIGNMENT, padded);
+    char *block = padded < bytes || should_fail() ? NULL : take_block(padded);
     if (block == NULL)
         return error_set(error, STATUS_RESOURCE, "out of memory: %zu bytes for %s (%zu in use)", bytes, what,
                          memory_in_use());
-    memset(block, 0, padded);
-    ((struct header *)block)->bytes = bytes;
+    *(struct header *)block = (struct header){.bytes = bytes, .padded = padded};
     size_t now = atomic_fetch_add(&in_use, bytes) + bytes, seen = atomic_load(&peak);
     while (now > seen && !atomic_compare_exchange_weak(&peak, &seen, now))
         ;
@@ -58,8 +89,9 @@ void memory_free(void *memory)
     if (memory == NULL)
         return;
     char *block = (char *)memory - MEMORY_ALIGNMENT;
-    atomic_fetch_sub(&in_use, ((struct header *)block)->bytes);
-    free(block);
+    struct header header = *(struct header *)block;
+    atomic_fetch_sub(&in_use, header.bytes);
+    give_block(block, header.padded);
 }
 
 size_t memory_in_use(void)

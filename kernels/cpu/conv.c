@@ -21,22 +21,58 @@ static struct conv_token place_token(const struct conv_args *args, int64_t run, 
     return token;
 }
 
-SIMD_INLINE void conv_row(const struct conv_args *args, const struct conv_token *token, const int kernel)
+/* A row's pointers: in registers, since a store through them might change a struct for all that the compiler
+ * knows. */
+struct conv_row {
+    const float *weight, *bias, *before;
+    const char *x;
+    char *y;
+    int64_t n, back; /* bytes from a token to the one before it */
+};
+
+/* Channels [i, i + SIMD_WIDTH), or, where not `is_whole`, what the row has of them. */
+SIMD_INLINE void conv_lanes(const struct conv_row row, int64_t i, const int first_tap, const int kernel,
+                            const enum dtype x_dtype, const enum dtype y_dtype, const bool is_whole)
 {
-    int64_t n = args->x.cols;
-    const void *x_row = simd_row(&args->x, token->row);
-    int64_t back = args->x.stride * (args->x.dtype == DTYPE_F32 ? 4 : 2);
-    void *y_row = simd_row(&args->y, token->row);
-    for (int64_t i = 0; i < n; i += SIMD_WIDTH) {
-        vfloat sum = args->bias == NULL ? (vfloat){0} : simd_read(args->bias, DTYPE_F32, i, n);
-        for (int tap = 0; tap < token->first_tap && token->before != NULL; tap++)
-            sum += simd_read(args->weight + tap * n, DTYPE_F32, i, n) *
-                   simd_read(token->before + tap * n, DTYPE_F32, i, n);
-        for (int tap = token->first_tap; tap < kernel; tap++)
-            sum += simd_read(args->weight + tap * n, DTYPE_F32, i, n) *
-                   simd_read((const char *)x_row - (kernel - 1 - tap) * back, args->x.dtype, i, n);
-        simd_write(y_row, args->y.dtype, i, n, simd_silu(sum));
-    }
+    int64_t n = row.n, end = is_whole ? i + SIMD_WIDTH : n;
+    vfloat sum = row.bias == NULL ? (vfloat){0} : simd_read(row.bias, DTYPE_F32, i, end);
+    for (int tap = 0; tap < first_tap && row.before != NULL; tap++)
+        sum = simd_fma(simd_read(row.weight + tap * n, DTYPE_F32, i, end),
+                       simd_read(row.before + tap * n, DTYPE_F32, i, end), sum);
+    for (int tap = first_tap; tap < kernel; tap++)
+        sum = simd_fma(simd_read(row.weight + tap * n, DTYPE_F32, i, end),
+                       simd_read(row.x - (kernel - 1 - tap) * row.back, x_dtype, i, end), sum);
+    simd_write(row.y, y_dtype, i, end, simd_silu(sum));
+}
+
+SIMD_INLINE void conv_channels(const struct conv_args *args, const struct conv_token *token,
+                               const int first_tap, const int kernel, const enum dtype x_dtype,
+                               const enum dtype y_dtype)
+{
+    const struct conv_row row = {.weight = args->weight,
+                                 .bias = args->bias,
+                                 .before = token->before,
+                                 .x = simd_row(&args->x, token->row),
+                                 .y = simd_row(&args->y, token->row),
+                                 .n = args->x.cols,
+                                 .back = args->x.stride * (x_dtype == DTYPE_F32 ? 4 : 2)};
+    int64_t whole = row.n / SIMD_WIDTH * SIMD_WIDTH;
+    for (int64_t i = 0; i < whole; i += SIMD_WIDTH)
+        conv_lanes(row, i, first_tap, kernel, x_dtype, y_dtype, true);
+    if (whole < row.n)
+        conv_lanes(row, whole, first_tap, kernel, x_dtype, y_dtype, false);
+}
+
+/* Four taps, all models that we know, have loops of their own. */
+static void conv_token(const struct conv_args *args, const struct conv_token *token)
+{
+    bool is_usual = args->kernel == 4 && token->first_tap == 0 && args->x.dtype == args->y.dtype;
+    if (is_usual && args->x.dtype == DTYPE_F32)
+        conv_channels(args, token, 0, 4, DTYPE_F32, DTYPE_F32);
+    else if (is_usual)
+        conv_channels(args, token, 0, 4, DTYPE_BF16, DTYPE_BF16);
+    else
+        conv_channels(args, token, token->first_tap, args->kernel, args->x.dtype, args->y.dtype);
 }
 
 /* Rows [first, end), which may span runs. */
@@ -47,10 +83,7 @@ static void conv_rows(const struct conv_args *args, int64_t first, int64_t end)
         if (run + 1 < args->runs.n && args->runs.list[run + 1].start <= row)
             run++;
         struct conv_token token = place_token(args, run, row);
-        if (args->kernel == 4) /* all models that we know: the loop over taps unrolls */
-            conv_row(args, &token, 4);
-        else
-            conv_row(args, &token, args->kernel);
+        conv_token(args, &token);
     }
 }
 

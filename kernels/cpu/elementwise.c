@@ -2,16 +2,19 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd.h"
 
-static void add_scaled_row(const struct tensor *x, const struct tensor *y, float scale,
-                           const struct tensor *out, int64_t row)
+SIMD_INLINE void add_scaled_row(const struct tensor *x, const struct tensor *y, float scale,
+                                const struct tensor *out, int64_t row, const enum dtype x_dtype,
+                                const enum dtype y_dtype, const enum dtype out_dtype)
 {
     const void *x_row = simd_row(x, row), *y_row = simd_row(y, row);
     void *out_row = simd_row(out, row);
-    int64_t n = out->cols;
-    for (int64_t i = 0; i < n; i += SIMD_WIDTH) {
-        vfloat sum = simd_read(x_row, x->dtype, i, n) + simd_read(y_row, y->dtype, i, n) * scale;
-        simd_write(out_row, out->dtype, i, n, sum);
-    }
+    int64_t n = out->cols, whole = n / SIMD_WIDTH * SIMD_WIDTH;
+    for (int64_t i = 0; i < whole; i += SIMD_WIDTH)
+        simd_put(out_row, out_dtype, i, simd_get(x_row, x_dtype, i) + simd_get(y_row, y_dtype, i) * scale);
+    if (whole < n)
+        simd_put_tail(out_row, out_dtype, whole, n,
+                      simd_get_tail(x_row, x_dtype, whole, n) +
+                          simd_get_tail(y_row, y_dtype, whole, n) * scale);
 }
 
 static void cpu_add_scaled(struct backend *b, struct tensor x, struct tensor y, float scale,
@@ -20,8 +23,14 @@ static void cpu_add_scaled(struct backend *b, struct tensor x, struct tensor y, 
     if (cpu_has_failed(b))
         return;
 #pragma omp parallel for num_threads(b->n_threads)
-    for (int64_t row = 0; row < out.rows; row++)
-        add_scaled_row(&x, &y, scale, &out, row);
+    for (int64_t row = 0; row < out.rows; row++) {
+        if (x.dtype == DTYPE_F32 && y.dtype == DTYPE_F32 && out.dtype == DTYPE_F32)
+            add_scaled_row(&x, &y, scale, &out, row, DTYPE_F32, DTYPE_F32, DTYPE_F32);
+        else if (x.dtype == DTYPE_BF16 && y.dtype == DTYPE_BF16 && out.dtype == DTYPE_BF16)
+            add_scaled_row(&x, &y, scale, &out, row, DTYPE_BF16, DTYPE_BF16, DTYPE_BF16);
+        else
+            add_scaled_row(&x, &y, scale, &out, row, x.dtype, y.dtype, out.dtype);
+    }
 }
 
 static void cpu_add(struct backend *b, struct tensor x, struct tensor y, struct tensor out)
@@ -29,7 +38,22 @@ static void cpu_add(struct backend *b, struct tensor x, struct tensor y, struct 
     cpu_add_scaled(b, x, y, 1.0f, out);
 }
 
-static void silu_mul_row(const struct tensor *gate, const struct tensor *up, const struct tensor *activation,
+/* gate, up and y of one dtype, no activation. */
+SIMD_INLINE void silu_mul_plain(const struct tensor *gate, const struct tensor *up, const struct tensor *y,
+                                int64_t row, const enum dtype dtype)
+{
+    const void *gate_row = simd_row(gate, row), *up_row = simd_row(up, row);
+    void *y_row = simd_row(y, row);
+    int64_t n = y->cols, whole = n / SIMD_WIDTH * SIMD_WIDTH;
+    for (int64_t i = 0; i < whole; i += SIMD_WIDTH)
+        simd_put(y_row, dtype, i, simd_silu(simd_get(gate_row, dtype, i)) * simd_get(up_row, dtype, i));
+    if (whole < n)
+        simd_put_tail(y_row, dtype, whole, n,
+                      simd_silu(simd_get_tail(gate_row, dtype, whole, n)) *
+                          simd_get_tail(up_row, dtype, whole, n));
+}
+
+static void silu_mul_any(const struct tensor *gate, const struct tensor *up, const struct tensor *activation,
                          const struct tensor *y, int64_t row)
 {
     const void *gate_row = simd_row(gate, row), *up_row = simd_row(up, row);
@@ -43,6 +67,18 @@ static void silu_mul_row(const struct tensor *gate, const struct tensor *up, con
             simd_write(activation_row, activation->dtype, i, n, silu);
         simd_write(y_row, y->dtype, i, n, product);
     }
+}
+
+static void silu_mul_row(const struct tensor *gate, const struct tensor *up, const struct tensor *activation,
+                         const struct tensor *y, int64_t row)
+{
+    bool is_plain = activation->data == NULL && gate->dtype == y->dtype && up->dtype == y->dtype;
+    if (is_plain && y->dtype == DTYPE_F32)
+        silu_mul_plain(gate, up, y, row, DTYPE_F32);
+    else if (is_plain && y->dtype == DTYPE_BF16)
+        silu_mul_plain(gate, up, y, row, DTYPE_BF16);
+    else
+        silu_mul_any(gate, up, activation, y, row);
 }
 
 static void cpu_silu_mul(struct backend *b, struct tensor gate, struct tensor up, struct tensor activation,

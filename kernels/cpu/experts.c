@@ -4,6 +4,8 @@
 
 #include <assert.h>
 
+#define COMBINE_VECTORS 8
+
 /* A counting sort: slots of an expert keep their order. It is short beside the experts' products, so one
  * thread. */
 static void cpu_group_experts(struct backend *b, struct tensor indices, struct expert_groups *groups)
@@ -52,22 +54,40 @@ static float get_weight(const struct tensor *weights, int64_t token, int64_t slo
 {
     if (weights->data == NULL)
         return 1;
-    return simd_read(tensor_row(weights, token), weights->dtype, slot, slot + 1)[0];
+    const void *row = simd_row(weights, token);
+    return weights->dtype == DTYPE_F32 ? ((const float *)row)[slot]
+                                       : bf16_to_f32(((const uint16_t *)row)[slot]);
+}
+
+/* Columns [first, end) of a token, sums in registers. */
+SIMD_INLINE void combine_columns(const struct tensor *yg, const struct expert_groups *groups,
+                                 const struct tensor *weights, float scale, const struct tensor *out,
+                                 int64_t token, int64_t first, const int n_vectors, const bool is_whole)
+{
+    const int32_t *places = groups->places + token * groups->top_k;
+    vfloat sums[COMBINE_VECTORS] = {0};
+    for (int k = 0; k < groups->top_k; k++) {
+        const void *from = simd_row(yg, places[k]);
+        float weight = get_weight(weights, token, k);
+        for (int v = 0; v < n_vectors; v++) {
+            int64_t i = first + v * SIMD_WIDTH;
+            sums[v] +=
+                (is_whole ? simd_get(from, yg->dtype, i) : simd_read(from, yg->dtype, i, out->cols)) * weight;
+        }
+    }
+    for (int v = 0; v < n_vectors; v++)
+        simd_write(simd_row(out, token), out->dtype, first + v * SIMD_WIDTH, out->cols, sums[v] * scale);
 }
 
 static void combine_token(const struct tensor *yg, const struct expert_groups *groups,
                           const struct tensor *weights, float scale, const struct tensor *out, int64_t token)
 {
-    const int32_t *places = groups->places + token * groups->top_k;
-    void *to = tensor_row(out, token);
-
-    for (int64_t i = 0; i < out->cols; i += SIMD_WIDTH) {
-        vfloat sum = {0};
-        for (int k = 0; k < groups->top_k; k++)
-            sum +=
-                simd_read(tensor_row(yg, places[k]), yg->dtype, i, out->cols) * get_weight(weights, token, k);
-        simd_write(to, out->dtype, i, out->cols, sum * scale);
-    }
+    const int64_t step = COMBINE_VECTORS * SIMD_WIDTH;
+    int64_t i = 0;
+    for (; i + step <= out->cols; i += step)
+        combine_columns(yg, groups, weights, scale, out, token, i, COMBINE_VECTORS, true);
+    for (; i < out->cols; i += SIMD_WIDTH)
+        combine_columns(yg, groups, weights, scale, out, token, i, 1, false);
 }
 
 static void cpu_combine_slots(struct backend *b, struct tensor yg, const struct expert_groups *groups,

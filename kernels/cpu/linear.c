@@ -136,12 +136,29 @@ static void cpu_linear(struct backend *b, struct tensor x, const struct matrix *
     }
 }
 
+/* An expert's rows rounded up to whole steps where they lie: the rows past its own are the next expert's, whose
+ * results come later and take the place of what is left there. False where it cannot be done. */
+static bool multiply_over_the_next(struct backend *b, struct tensor xg, const struct matrix *w, int64_t first,
+                                   int64_t n, struct tensor yg)
+{
+    int64_t padded = (n + GEMM_ROW_STEP - 1) / GEMM_ROW_STEP * GEMM_ROW_STEP;
+    if (padded > GEMM_ROWS || w->n > GEMM_WIDE || first + padded > yg.rows)
+        return false;
+    struct product p = plan_product(tensor_rows(xg, first, padded), w, NULL, (struct tensor){0},
+                                    tensor_rows(yg, first, padded));
+    if (!p.x_is_ready || !p.y_is_ready)
+        return false;
+    multiply_in_place(b, &p, 0, padded);
+    return true;
+}
+
+/* In the order of the experts, see multiply_over_the_next. */
 static void cpu_grouped_linear(struct backend *b, struct tensor xg, const struct expert_groups *groups,
                                struct matrix *const *experts, struct tensor yg)
 {
     for (int e = 0; e < groups->n_experts; e++) {
         int64_t first = groups->offsets[e], n = groups->offsets[e + 1] - first;
-        if (n > 0)
+        if (n > 0 && !multiply_over_the_next(b, xg, experts[e], first, n, yg))
             cpu_linear(b, tensor_rows(xg, first, n), experts[e], NULL, (struct tensor){0},
                        tensor_rows(yg, first, n));
     }

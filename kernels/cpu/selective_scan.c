@@ -8,6 +8,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd.h"
 
+#include <math.h>
 #include <omp.h>
 
 #define LANES 16 /* channels a block: one cache line of float32 */
@@ -24,9 +25,10 @@ struct block_tile {
 struct scan {
     const struct selective_scan_args *args;
     int64_t n_channels;
-    float *states; /* [blocks][state_dim][LANES] */
-    float *log2_A; /* the same shape: A * log2 e, so that decays are powers of two */
-    float *tiles;  /* [threads][2][TILE][state_dim]: B and C in float32 */
+    float *states;   /* [blocks][state_dim][LANES] */
+    float *log2_A;   /* the same shape: A * log2 e, so that decays are powers of two */
+    float *steepest; /* [blocks]: the largest -log2_A */
+    float *tiles;    /* [threads][2][TILE][state_dim]: B and C in float32 */
 };
 
 /* A thread's share. */
@@ -48,14 +50,18 @@ static float *block_of(const struct scan *scan, float *table, int64_t block)
 
 static void prepare_decays(const struct scan *scan, int64_t block)
 {
-    float *to = block_of(scan, scan->log2_A, block);
+    float *to = block_of(scan, scan->log2_A, block), steepest = 0;
     for (int n = 0; n < scan->args->state_dim; n++) {
         const float *from = scan->args->A + n * scan->n_channels;
         for (int lane = 0; lane < LANES; lane++) {
             int64_t c = block * LANES + lane;
-            to[n * LANES + lane] = c < scan->n_channels ? (float)((double)from[c] * LOG2_E) : 0.0f;
+            float slope = c < scan->n_channels ? (float)((double)from[c] * LOG2_E) : 0.0f;
+            to[n * LANES + lane] = slope;
+            if (!(-slope <= steepest))
+                steepest = slope == slope ? -slope : INFINITY; /* not a number: nothing is mild */
         }
     }
+    scan->steepest[block] = steepest;
 }
 
 /* States of a block before a run: the carried ones or zeros. */
@@ -106,26 +112,66 @@ static void write_decays(const struct scan *scan, int64_t block, const float *be
     }
 }
 
-/* beta and x of a tile's tokens. */
-static void read_block(const struct scan *scan, int64_t block, const struct tile *tile,
-                       struct block_tile *work)
+/* A tensor's elements of a vector of channels, from a tile's first token on. Kept in registers: a store might
+ * change a struct for all that the compiler knows. */
+struct column {
+    char *at;             /* NULL: not there */
+    int64_t stride, left; /* bytes from a token to the next; channels from the vector's first to the last */
+};
+
+SIMD_INLINE struct column find_column(const struct tensor *t, int64_t row, int64_t c, const enum dtype dtype)
 {
-    const struct selective_scan_args *a = scan->args;
-    int64_t n = scan->n_channels;
-    for (int64_t row = tile->first; row < tile->end; row++) {
-        const void *x = simd_row(&a->x, row), *dt = simd_row(&a->dt, row);
-        for (int v = 0; v < VECTORS; v++) {
-            int64_t c = block * LANES + v * SIMD_WIDTH;
-            vfloat step = simd_read(dt, a->dt.dtype, c, n) + simd_read(a->dt_bias, DTYPE_F32, c, n);
-            simd_store(&work->beta[row - tile->first][v * SIMD_WIDTH], simd_softplus(step));
-            simd_store(&work->x[row - tile->first][v * SIMD_WIDTH], simd_read(x, a->x.dtype, c, n));
-        }
-    }
+    int64_t size = dtype == DTYPE_F32 ? 4 : 2;
+    struct column column = {.stride = t->stride * size, .left = t->cols - c};
+    if (t->data != NULL)
+        column.at = (char *)t->data + row * column.stride + c * size;
+    return column;
 }
 
-/* Moves a block's states on by one token; output = C . h. */
+/* Token i of a column. A whole block needs no look at the end of the row. */
+SIMD_INLINE vfloat column_read(const struct column column, int64_t i, const enum dtype dtype,
+                               const bool is_whole)
+{
+    const char *from = column.at + i * column.stride;
+    return is_whole ? simd_get(from, dtype, 0) : simd_read(from, dtype, 0, column.left);
+}
+
+SIMD_INLINE void column_write(const struct column column, int64_t i, const enum dtype dtype,
+                              const bool is_whole, vfloat v)
+{
+    char *to = column.at + i * column.stride;
+    if (is_whole)
+        simd_put(to, dtype, 0, v);
+    else
+        simd_write(to, dtype, 0, column.left, v);
+}
+
+/* beta and x of a tile's tokens; returns the largest beta. */
+SIMD_INLINE float read_block(const struct scan *scan, int64_t block, const struct tile *tile,
+                             struct block_tile *work, const enum dtype x_dtype, const enum dtype dt_dtype,
+                             const bool is_whole)
+{
+    const struct selective_scan_args *a = scan->args;
+    const int64_t n = tile->end - tile->first;
+    vfloat largest = {0};
+    for (int v = 0; v < VECTORS; v++) {
+        int64_t c = block * LANES + v * SIMD_WIDTH;
+        const vfloat bias = simd_read(a->dt_bias, DTYPE_F32, c, scan->n_channels);
+        const struct column x = find_column(&a->x, tile->first, c, x_dtype);
+        const struct column dt = find_column(&a->dt, tile->first, c, dt_dtype);
+        for (int64_t i = 0; i < n; i++) {
+            vfloat beta = simd_softplus(column_read(dt, i, dt_dtype, is_whole) + bias);
+            largest = simd_max(largest, beta);
+            simd_store(&work->beta[i][v * SIMD_WIDTH], beta);
+            simd_store(&work->x[i][v * SIMD_WIDTH], column_read(x, i, x_dtype, is_whole));
+        }
+    }
+    return simd_highest(largest);
+}
+
+/* Moves a block's states on by one token; output = C . h. is_mild: no decay of the tile is below 2^-125. */
 SIMD_INLINE void step(const float *beta, const float *x, const float *log2_A, const float *B, const float *C,
-                      const int n_states, float *states, float *output)
+                      const int n_states, const bool is_mild, float *states, float *output)
 {
     vfloat rate[VECTORS], drive[VECTORS], sum[VECTORS];
     for (int v = 0; v < VECTORS; v++) {
@@ -134,12 +180,14 @@ SIMD_INLINE void step(const float *beta, const float *x, const float *log2_A, co
         sum[v] = (vfloat){0};
     }
     for (int n = 0; n < n_states; n++) {
+        const vfloat b = simd_set(B[n]), c = simd_set(C[n]);
         for (int v = 0; v < VECTORS; v++) {
             float *state = states + n * LANES + v * SIMD_WIDTH;
-            vfloat decay = simd_exp2_decay(rate[v] * simd_load(log2_A + n * LANES + v * SIMD_WIDTH));
-            vfloat h = decay * simd_load(state) + drive[v] * B[n];
+            vfloat slope = simd_load(log2_A + n * LANES + v * SIMD_WIDTH);
+            vfloat decay = is_mild ? simd_exp2_product(rate[v], slope) : simd_exp2_decay(rate[v] * slope);
+            vfloat h = decay * simd_load(state) + drive[v] * b;
             simd_store(state, h);
-            sum[v] += h * C[n];
+            sum[v] += h * c;
         }
     }
     for (int v = 0; v < VECTORS; v++)
@@ -152,7 +200,8 @@ static bool is_wanted(const struct row_list *rows, int64_t place, int64_t row)
 }
 
 SIMD_INLINE void scan_block(const struct scan *scan, const struct share *share, int64_t block,
-                            const struct tile *tile, struct block_tile *work, const int n_states)
+                            const struct tile *tile, struct block_tile *work, const int n_states,
+                            const bool is_mild)
 {
     const struct selective_scan_args *a = scan->args;
     const float *log2_A = block_of(scan, scan->log2_A, block);
@@ -161,7 +210,7 @@ SIMD_INLINE void scan_block(const struct scan *scan, const struct share *share, 
     for (int64_t row = tile->first; row < tile->end; row++) {
         int64_t i = row - tile->first;
         step(work->beta[i], work->x[i], log2_A, share->B + i * n_states, share->C + i * n_states, n_states,
-             states, work->output[i]);
+             is_mild, states, work->output[i]);
         if (is_wanted(&a->state_rows, state_place, row))
             write_channel_major(scan, block, states, simd_row(&a->states, state_place++));
         if (is_wanted(&a->decay_rows, decay_place, row))
@@ -169,31 +218,65 @@ SIMD_INLINE void scan_block(const struct scan *scan, const struct share *share, 
     }
 }
 
-static void write_optional(const struct tensor *t, int64_t row, int64_t c, int64_t n, vfloat v)
-{
-    if (t->data != NULL)
-        simd_write(simd_row(t, row), DTYPE_F32, c, n, v);
-}
-
 /* D, the gate, and what leaves. */
-static void write_block(const struct scan *scan, int64_t block, const struct tile *tile,
-                        const struct block_tile *work)
+SIMD_INLINE void write_block(const struct scan *scan, int64_t block, const struct tile *tile,
+                             const struct block_tile *work, const enum dtype z_dtype,
+                             const enum dtype y_dtype, const bool is_whole)
 {
     const struct selective_scan_args *a = scan->args;
-    int64_t n = scan->n_channels;
-    for (int64_t row = tile->first; row < tile->end; row++) {
-        int64_t i = row - tile->first;
-        for (int v = 0; v < VECTORS; v++) {
-            int64_t c = block * LANES + v * SIMD_WIDTH;
-            vfloat y = simd_load(&work->output[i][v * SIMD_WIDTH]) +
-                       simd_read(a->D, DTYPE_F32, c, n) * simd_load(&work->x[i][v * SIMD_WIDTH]);
-            write_optional(&a->betas, row, c, n, simd_load(&work->beta[i][v * SIMD_WIDTH]));
-            write_optional(&a->outputs, row, c, n, y);
-            if (a->z.data != NULL)
-                y *= simd_silu(simd_read(simd_row(&a->z, row), a->z.dtype, c, n));
-            simd_write(simd_row(&a->y, row), a->y.dtype, c, n, y);
+    const int64_t n = tile->end - tile->first;
+    for (int v = 0; v < VECTORS; v++) {
+        int64_t c = block * LANES + v * SIMD_WIDTH;
+        const vfloat D = simd_read(a->D, DTYPE_F32, c, scan->n_channels);
+        const struct column z = find_column(&a->z, tile->first, c, z_dtype);
+        const struct column y = find_column(&a->y, tile->first, c, y_dtype);
+        const struct column betas = find_column(&a->betas, tile->first, c, DTYPE_F32);
+        const struct column outputs = find_column(&a->outputs, tile->first, c, DTYPE_F32);
+        for (int64_t i = 0; i < n; i++) {
+            vfloat out =
+                simd_load(&work->output[i][v * SIMD_WIDTH]) + D * simd_load(&work->x[i][v * SIMD_WIDTH]);
+            if (betas.at != NULL)
+                column_write(betas, i, DTYPE_F32, is_whole, simd_load(&work->beta[i][v * SIMD_WIDTH]));
+            if (outputs.at != NULL)
+                column_write(outputs, i, DTYPE_F32, is_whole, out);
+            if (z.at != NULL)
+                out *= simd_silu(column_read(z, i, z_dtype, is_whole));
+            column_write(y, i, y_dtype, is_whole, out);
         }
     }
+}
+
+/* Below this the decays of a tile need no clamp: 2^x is a normal number and so are its parts. */
+#define MILD_EXPONENT 125.0f
+
+SIMD_INLINE void run_block(const struct scan *scan, const struct share *share, int64_t block,
+                           const struct tile *tile, const enum dtype x_dtype, const enum dtype dt_dtype,
+                           const enum dtype z_dtype, const enum dtype y_dtype, const bool is_whole)
+{
+    struct block_tile work;
+    int n_states = scan->args->state_dim;
+    float beta = read_block(scan, block, tile, &work, x_dtype, dt_dtype, is_whole);
+    bool is_mild = beta * scan->steepest[block] < MILD_EXPONENT;
+    if (n_states == 16 && is_mild) /* all models that we know */
+        scan_block(scan, share, block, tile, &work, 16, true);
+    else
+        scan_block(scan, share, block, tile, &work, n_states, false);
+    write_block(scan, block, tile, &work, z_dtype, y_dtype, is_whole);
+}
+
+static void choose_block(const struct scan *scan, const struct share *share, int64_t block,
+                         const struct tile *tile)
+{
+    const struct selective_scan_args *a = scan->args;
+    enum dtype x = a->x.dtype, z = a->z.data == NULL ? x : a->z.dtype;
+    bool is_even = x == a->dt.dtype && x == z && x == a->y.dtype;
+    bool is_whole = (block + 1) * LANES <= scan->n_channels;
+    if (is_whole && is_even && x == DTYPE_F32)
+        run_block(scan, share, block, tile, DTYPE_F32, DTYPE_F32, DTYPE_F32, DTYPE_F32, true);
+    else if (is_whole && is_even)
+        run_block(scan, share, block, tile, DTYPE_BF16, DTYPE_BF16, DTYPE_BF16, DTYPE_BF16, true);
+    else
+        run_block(scan, share, block, tile, x, a->dt.dtype, z, a->y.dtype, false);
 }
 
 static void scan_tile(const struct scan *scan, const struct share *share, struct tile *tile)
@@ -206,15 +289,8 @@ static void scan_tile(const struct scan *scan, const struct share *share, struct
         widen_row(&a->B, row, n_states, share->B + (row - tile->first) * n_states);
         widen_row(&a->C, row, n_states, share->C + (row - tile->first) * n_states);
     }
-    for (int64_t block = share->first_block; block < share->end_block; block++) {
-        struct block_tile work;
-        read_block(scan, block, tile, &work);
-        if (n_states == 16) /* all models that we know */
-            scan_block(scan, share, block, tile, &work, 16);
-        else
-            scan_block(scan, share, block, tile, &work, n_states);
-        write_block(scan, block, tile, &work);
-    }
+    for (int64_t block = share->first_block; block < share->end_block; block++)
+        choose_block(scan, share, block, tile);
 }
 
 static void scan_share(const struct scan *scan, const struct share *share)
@@ -243,11 +319,12 @@ static void cpu_selective_scan(struct backend *b, const struct selective_scan_ar
     int64_t n_blocks = (scan.n_channels + LANES - 1) / LANES;
     int64_t table = n_blocks * args->state_dim * LANES;
     int64_t tile = (int64_t)TILE * args->state_dim;
-    scan.states = cpu_scratch(b, (size_t)(2 * table + 2 * tile * b->n_threads) * sizeof(float));
+    scan.states = cpu_scratch(b, (size_t)(2 * table + 2 * tile * b->n_threads + n_blocks) * sizeof(float));
     if (scan.states == NULL)
         return;
     scan.log2_A = scan.states + table;
     scan.tiles = scan.log2_A + table;
+    scan.steepest = scan.tiles + 2 * tile * b->n_threads;
 #pragma omp parallel num_threads(b->n_threads)
     {
         int64_t thread = omp_get_thread_num(), n_threads = omp_get_num_threads();

@@ -238,8 +238,8 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
 .key::before { content: ""; display: inline-block; width: 10px; height: 10px; border-radius: 5px; margin-right: 4px;
   background: var(--k) }
 summary { padding: 6px 10px; color: var(--soft); font-size: 13px; cursor: pointer; border-top: 1px solid var(--line) }
-@media (max-width: 600px) { th, td { padding: 5px 8px } td:first-child { white-space: normal; overflow-wrap: anywhere;
-  min-width: 140px } .experts { min-width: 120px } }
+@media (max-width: 600px) { th, td { padding: 5px 8px } th { white-space: normal } .experts { min-width: 120px }
+  td:first-child, td.long { white-space: normal; overflow-wrap: break-word; min-width: 128px } }
 """
 
 
@@ -283,7 +283,9 @@ def _number(x) -> str:
         return "–"
     if float(x).is_integer() and abs(x) < 1e7:
         return f"{int(x):,}"
-    return f"{x:.3g}" if abs(x) < 1e6 else f"{x:.3e}"
+    if 1000 <= abs(x) < 1e7:
+        return f"{x:,.0f}"
+    return f"{x:.3g}"
 
 
 def _facts(data) -> str:
@@ -303,6 +305,17 @@ def _facts(data) -> str:
     )
 
 
+def _round_step(x: float) -> float:
+    """The next number from x on that reads well beside a line."""
+    power = 10.0 ** math.floor(math.log10(x))
+    return power * next(m for m in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 20) if m * power >= x * (1 - 1e-9))
+
+
+def _path(path: str) -> str:
+    """May be broken after a slash."""
+    return html.escape(path).replace("/", "/<wbr>")
+
+
 def _chart(series: dict[str, list[tuple[float, float]]], caption: str, x_label: str, log: bool | None = None) -> str:
     """Lines with points; 360 units wide, so that on a phone its letters keep their size."""
     points = [(x, y) for line in series.values() for x, y in line if math.isfinite(y)]
@@ -314,6 +327,8 @@ def _chart(series: dict[str, list[tuple[float, float]]], caption: str, x_label: 
     low, high = (scale(min(ys)), scale(max(ys))) if log else (min(0.0, min(ys)), max(ys))
     if high - low < 1e-12:
         high = low + 1
+    if low == 0 and not log:
+        high = 3 * _round_step(high / 3)
     x_low, x_high = min(xs), max(xs)
     px = lambda x: 46 + 300 * (x - x_low) / (x_high - x_low) if x_high > x_low else 196  # noqa: E731
     py = lambda y: 160 - 140 * (scale(y) - low) / (high - low)  # noqa: E731
@@ -346,8 +361,8 @@ def _chart(series: dict[str, list[tuple[float, float]]], caption: str, x_label: 
     )
 
 
-def _table(head: list[str], rows: list[list[str]], numeric: set[int]) -> str:
-    mark = lambda i: " class=n" if i in numeric else ""  # noqa: E731
+def _table(head: list[str], rows: list[list[str]], numeric: set[int], long: set[int] = frozenset()) -> str:
+    mark = lambda i: " class=n" if i in numeric else " class=long" if i in long else ""  # noqa: E731
     lines = ["<tr>" + "".join(f"<td{mark(i)}>{c}</td>" for i, c in enumerate(r)) + "</tr>" for r in rows]
     top = "<table><thead><tr>" + "".join(f"<th{mark(i)}>{h}</th>" for i, h in enumerate(head)) + "</tr></thead><tbody>"
     rest = (
@@ -455,11 +470,11 @@ def _extremes_part(values) -> str:
         if v["n_nonfinite"] and "first_nonfinite" in v:
             bad = f"<span class=bad>{v['n_nonfinite']:,}</span>, first at {_where(v['first_nonfinite'])}"
         part = "" if whole else f" ({_number(v['largest']['magnitude'])} in {v['scanned_rows']:,} rows read)"
-        rows.append([html.escape(v["path"]), _number(v["max_abs"]), place + part, bad, _number(v["n_overflow"])])
+        rows.append([_path(v["path"]), _number(v["max_abs"]), place + part, bad, _number(v["n_overflow"])])
     if not rows:
         return ""
     return "<h2>Largest and non-finite elements</h2>" + _table(
-        ["value", "largest magnitude", "where", "not finite", "overflowed"], rows, {1, 4}
+        ["value", "largest magnitude", "where", "not finite", "overflowed"], rows, {1, 4}, {2, 3}
     )
 
 
@@ -477,7 +492,7 @@ def _throughput_part(data) -> str:
 def _sizes_part(values) -> str:
     rows = [
         [
-            html.escape(v["path"]),
+            _path(v["path"]),
             f"{v['shape'][0]:,}",
             html.escape(" × ".join(map(str, v["shape"][1:])) or "–"),
             v["dtype"],

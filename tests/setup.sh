@@ -86,6 +86,8 @@ make_training_venv() {
   UV_CACHE_DIR=${UV_CACHE_DIR:-$PWD/build/uv-cache} timeout "$training_seconds" "$venv/bin/uv" pip install --quiet \
     --python "$venv/bin/python" -r "${lists[1]}" </dev/null
   rm -rf build/uv-cache
+  # Do they work; and their bytecode, which uv leaves to the first import and the tests' -B would make each time anew.
+  "$venv/bin/python" -c 'import torch, dictionary_learning, datasets, tokenizers, pyarrow.parquet' >/dev/null
   cat "${lists[@]}" >"$stamp"
 }
 

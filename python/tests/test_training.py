@@ -1,10 +1,12 @@
 """The torch datasets: workers of every start method, ranks, resuming."""
 
+import functools
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
 
 import actdump  # noqa: E402
 from actdump.training import Batches, Loader, RowDataset  # noqa: E402
@@ -22,28 +24,54 @@ def bits(tensor):
     return tensor.view(torch.int16).numpy().view(np.uint16)
 
 
+PLACES = [(n_ranks, rank) for n_ranks in (1, 2, 3) for rank in range(n_ranks)]
+
+
+class Several(IterableDataset):
+    """Datasets one after the other: workers that take seconds to start serve all ranks."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def __iter__(self):
+        for i, part in enumerate(self.parts):
+            for batch in part:
+                yield i, batch
+
+
+def options_of(n_ranks, rank):
+    return dict(batch_size=256, seed=1, rank=rank, n_ranks=n_ranks, tables=True, pool_bytes=POOL)
+
+
+@pytest.fixture(scope="module")
+def spawned(sample):
+    """spawned(workers): {(n_ranks, rank): batches}. A spawned worker imports torch anew: each is started once."""
+
+    @functools.cache
+    def read(workers):
+        store, found = actdump.open(sample), {place: [] for place in PLACES}
+        parts = [Batches(store, [STREAM], **options_of(*place)) for place in PLACES]
+        data = DataLoader(Several(parts), batch_size=None, num_workers=workers, multiprocessing_context="spawn")
+        for i, batch in data:
+            found[PLACES[i]].append({k: x.clone() for k, x in batch.items()})
+        return found
+
+    return read
+
+
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
 @pytest.mark.parametrize(
     "method,workers", [(None, 0)] + [(m, n) for m in ("fork", "spawn", "forkserver") for n in (1, 4)]
 )
-def test_the_union_is_the_store(sample, method, workers, n_ranks):
+def test_the_union_is_the_store(sample, spawned, method, workers, n_ranks):
     store = actdump.open(sample)
     whole, numbers, rows, steps = store[STREAM].read(raw=True), [], [], set()
     assert len(store[STREAM][:5])  # files are open when workers are forked
     for rank in range(n_ranks):
         loader = Loader(
-            store,
-            [STREAM],
-            batch_size=256,
-            seed=1,
-            rank=rank,
-            n_ranks=n_ranks,
-            tables=True,
-            num_workers=workers,
-            multiprocessing_context=method,
-            pool_bytes=POOL,
+            store, [STREAM], num_workers=workers, multiprocessing_context=method, **options_of(n_ranks, rank)
         )
-        batches = list(loader)
+        batches = spawned(workers)[n_ranks, rank] if method == "spawn" else list(loader)
         assert len(batches) == len(loader) and all(b[STREAM].dtype == torch.bfloat16 for b in batches)
         steps.add(len(batches))
         numbers += [b["row"].numpy() for b in batches]
@@ -52,6 +80,14 @@ def test_the_union_is_the_store(sample, method, workers, n_ranks):
     assert np.array_equal(np.sort(numbers), np.arange(len(whole))) and len(steps) == 1
     assert np.array_equal(np.concatenate(rows), whole[numbers])
     assert np.mean(numbers == np.arange(len(whole))) < 0.01
+
+
+def test_the_loader_spawns_its_workers(sample):
+    store = actdump.open(sample)
+    batches = list(Loader(store, [STREAM], num_workers=1, multiprocessing_context="spawn", **options_of(1, 0)))
+    here = list(Loader(store, [STREAM], **options_of(1, 0)))
+    assert len(batches) == len(here) and all(torch.equal(a["row"], b["row"]) for a, b in zip(batches, here))
+    assert all(torch.equal(a[STREAM], b[STREAM]) for a, b in zip(batches, here))
 
 
 def orders(loader, n=1):

@@ -11,7 +11,8 @@ import harness
 from python_package import install, locked, run_tests
 
 VENV = harness.ROOT / "build/venv-training"
-TESTS = ("test_training.py", "test_examples.py", "test_corpus.py", "test_store.py")
+TESTS = ("test_training.py", "test_examples.py", "test_corpus.py",
+         "test_store.py::test_bfloat16_reaches_torch_without_conversion")
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,11 @@
 #include <string.h>
 
 /* Tokens a batch where run.batch_tokens is "auto": enough rows for a GEMM to run at its rate, few enough for
- * a layer's activations to stay in the last-level cache. `make bench` shows both sides. */
+ * a layer's activations to stay in the last-level cache. A mixture's products have the rows of one expert, so
+ * its batches are larger, until an expert has EXPERT_ROWS on average. `make bench` shows both sides. */
 #define AUTO_BATCH_TOKENS 2048
+#define AUTO_BATCH_TOKENS_MOST 8192
+#define EXPERT_ROWS 512
 /* Rows a chunk of the narrow tables (rows/..., sequences/...). */
 #define TABLE_CHUNK_ROWS 16384
 
@@ -76,6 +79,12 @@ static int64_t at_most(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+static int64_t auto_batch_tokens(const struct model *model)
+{
+    int64_t tokens = model->top_k > 0 ? (int64_t)EXPERT_ROWS * model->n_experts / model->top_k : 0;
+    return at_most(at_least(tokens, AUTO_BATCH_TOKENS), AUTO_BATCH_TOKENS_MOST);
+}
+
 static enum status plan_batches(struct plan *plan, struct corpus *corpus, struct error *error)
 {
     const struct job *job = plan->job;
@@ -98,7 +107,8 @@ static enum status plan_batches(struct plan *plan, struct corpus *corpus, struct
     /* The key axis is the context's even where no sequence is that long, so that stores of one job agree. */
     plan->n_keys = job->corpus.carry ? corpus_longest_run(corpus) : job->corpus.context;
     plan->limits = (struct replica_limits){.max_position = plan->n_keys, .carry = job->corpus.carry};
-    return plan_set_batch_tokens(plan, job->batch_tokens > 0 ? job->batch_tokens : AUTO_BATCH_TOKENS, error);
+    return plan_set_batch_tokens(
+        plan, job->batch_tokens > 0 ? job->batch_tokens : auto_batch_tokens(plan->model), error);
 }
 
 enum status plan_set_batch_tokens(struct plan *plan, int64_t batch_tokens, struct error *error)

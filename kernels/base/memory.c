@@ -1,15 +1,17 @@
 #include "kernels/base/memory.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-/* From here on a block is a mapping of its own: it comes zeroed without being touched, in huge pages where
- * the system has them (weights and activations are walked in long strides), and goes back at once. Sanitizers
- * see the edges of a block of the heap only, so there all blocks are. */
+/* From here on a block is a mapping of its own: in huge pages where the system has them (weights and
+ * activations are walked in long strides), and given back at once. Its pages are there before it is used, so
+ * that memory runs out here, with a sentence, and the plan's figure is what the process takes. Sanitizers see
+ * the edges of a block of the heap only, so there all blocks are. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define MAPPED_BYTES SIZE_MAX
 #else
@@ -47,7 +49,15 @@ static char *take_block(size_t padded)
     if (block == MAP_FAILED)
         return NULL;
     madvise(block, padded, MADV_HUGEPAGE); /* advice only: a kernel without them says no */
-    return block;
+#ifdef MADV_POPULATE_WRITE
+    if (madvise(block, padded, MADV_POPULATE_WRITE) == 0)
+        return block;
+    if (errno == ENOMEM) {
+        munmap(block, padded);
+        return NULL;
+    }
+#endif
+    return memset(block, 0, padded); /* kernels before 5.14 */
 }
 
 static void give_block(char *block, size_t padded)

@@ -27,7 +27,7 @@ int files_is_temporary(const char *name)
     return name[0] == '.' && n > 5 && strcmp(name + n - 4, ".tmp") == 0;
 }
 
-double files_temporary_bytes(const char *folder, int64_t before, double most)
+double files_temporary_missing(const char *folder, int64_t before, double whole)
 {
     double bytes = 0;
     DIR *listing = opendir(folder);
@@ -38,7 +38,8 @@ double files_temporary_bytes(const char *folder, int64_t before, double most)
         if (!files_is_temporary(entry->d_name) || strtoll(entry->d_name + 1, NULL, 10) >= before ||
             fstatat(dirfd(listing), entry->d_name, &about, 0) != 0)
             continue;
-        bytes += (double)about.st_size < most ? (double)about.st_size : most;
+        if ((double)about.st_size < whole)
+            bytes += whole - (double)about.st_size;
     }
     closedir(listing);
     return bytes;

@@ -14,8 +14,8 @@ enum status files_name_temporary(const char *folder, const char *name, char path
 /* True for a name (without folder) that files_name_temporary makes. */
 int files_is_temporary(const char *name);
 
-/* Bytes in folder's temporary files whose names begin with a number below `before`, each up to `most`. */
-double files_temporary_bytes(const char *folder, int64_t before, double most);
+/* Bytes that folder's temporary files whose names begin with a number below `before` lack of `whole` each. */
+double files_temporary_missing(const char *folder, int64_t before, double whole);
 
 /* Opens, fsyncs and closes a file or a folder. 0 or an errno. */
 int files_sync(const char *path);

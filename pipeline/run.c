@@ -27,6 +27,8 @@
 #define ATTEND_SECONDS 0.02
 /* Between writings of store.json while units come in: what a killed job must find out again is cheap to. */
 #define MANIFEST_SECONDS 10.0
+/* Within this a unit that begins has its file. */
+#define BEGIN_SECONDS 0.5
 
 struct job_run {
     const struct job *job;
@@ -318,41 +320,39 @@ static enum status run_batch(struct job_run *run, const struct batch *batch, con
     return STATUS_OK;
 }
 
-/* What units that were handed out earlier, by this rank's writer or by others, still have to write: as much
- * as this one each, less what is in their files. */
-static double reserved_bytes(const struct job_run *run, const struct assignment *unit, double need)
+/* Bytes left to anyone on the store's file system; huge where it does not say. */
+static double room_left(const struct job_run *run)
 {
-    char folder[FILES_PATH_BYTES];
-    snprintf(folder, sizeof folder, "%s/segments", run->job->store_path);
-    double reserved = (double)unit->in_flight * need - files_temporary_bytes(folder, unit->unit, need);
-    return reserved > 0 ? reserved : 0;
+    struct statvfs fs;
+    return statvfs(run->job->store_path, &fs) == 0 ? (double)fs.f_bavail * (double)fs.f_frsize : 1e30;
 }
 
 /* Before a unit: whether the file system has room for it and for those in flight, at the ratio of raw bytes
  * to bytes that segments came to so far. A check, not a promise: others write too, and the writer reports a
- * disk that fills up all the same. */
+ * disk that fills up all the same.
+ *
+ * Units in flight were counted when this one was handed out; some are committed by now, others have only
+ * begun. Where it matters, their files say what they still have to write, once those that begin now have had
+ * the time to make theirs. */
 static enum status check_room(struct job_run *run, const struct assignment *unit, struct error *error)
 {
-    struct statvfs fs;
     int64_t raw;
-    if (statvfs(run->job->store_path, &fs) != 0)
-        return STATUS_OK;
+    char folder[FILES_PATH_BYTES];
     TRY(plan_unit_bytes(run->plan, run->corpus, unit->unit, &raw, error));
     double need = (double)raw * (run->raw_bytes > 0 ? run->bytes / run->raw_bytes : 1.0);
-    double left = (double)fs.f_bavail * (double)fs.f_frsize;
-    if (need * (double)(1 + unit->in_flight) <= left)
+    if (need * (double)(1 + unit->in_flight) <= room_left(run))
         return STATUS_OK;
-    double reserved = reserved_bytes(run, unit, need);
-    statvfs(run->job->store_path,
-            &fs); /* anew: what the files grew by since the first look is reserved no more */
-    left = (double)fs.f_bavail * (double)fs.f_frsize;
-    if (need + reserved <= left)
+    if (unit->in_flight > 0)
+        clock_sleep(BEGIN_SECONDS);
+    snprintf(folder, sizeof folder, "%s/segments", run->job->store_path);
+    double others = files_temporary_missing(folder, unit->unit, need), left = room_left(run);
+    if (need + others <= left)
         return STATUS_OK;
     return error_set(error, STATUS_RESOURCE,
                      "%s: the file system is full: unit %lld needs about %.1f MB, units in work %.1f MB, and "
                      "%.1f MB are left; what is committed is whole, and the same command goes on once there "
                      "is room",
-                     run->job->store_path, (long long)unit->unit, need * 1e-6, reserved * 1e-6, left * 1e-6);
+                     run->job->store_path, (long long)unit->unit, need * 1e-6, others * 1e-6, left * 1e-6);
 }
 
 /* Puts the document and the position of the element that stopped the job into the sentence. */

@@ -76,6 +76,17 @@ def test_a_full_disk(ranks, small_disk, undisturbed, tmp_path):
     harness.actdump("verify", store).expect(harness.OK)
 
 
+@pytest.mark.parametrize("ranks", [None, 2, 3])
+def test_a_disk_that_just_holds_the_store(ranks, small_disk, undisturbed, tmp_path):
+    """Units in flight are not counted twice: half a unit more than the store is enough."""
+    sizes = [len(data) for data in undisturbed.values()]
+    room = (sum(sizes) + max(sizes) // 2) >> 10
+    subprocess.run(["mount", "-o", f"remount,size={room}k", str(small_disk)], check=True)
+    store = small_disk / "store"
+    harness.actdump("run", make(tmp_path, store), ranks=ranks).expect(harness.OK)
+    assert check_committed(store, undisturbed) == len(undisturbed)
+
+
 def test_a_disk_that_fills_up_during_a_unit(small_disk, undisturbed, tmp_path):
     """The check before the unit is content; another's file takes the room while the unit is written."""
     store = small_disk / "store"

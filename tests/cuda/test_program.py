@@ -192,14 +192,6 @@ def test_a_store_goes_on_with_the_batches_it_was_begun_with(tmp_path):
     assert harness.segment_bytes(store) == whole
 
 
-def test_a_job_larger_than_the_hosts_memory_is_refused(tmp_path):
-    job, _ = small_job(tmp_path, case="mamba", model_options={"device": "cpu"})
-    said = harness.actdump("plan", job, "--set", "run.threads=100000").expect(harness.OK).out
-    assert re.search(r"on the host: about \d+ bytes .*it does not fit", said)
-    text = harness.actdump("run", job, "--set", "run.threads=100000").expect(harness.RESOURCE).err
-    assert "does not fit into the host's memory: 1 rank on this machine" in text
-
-
 def test_more_ranks_than_devices_is_an_error_with_both_numbers(tmp_path):
     job, _ = small_job(tmp_path, case="mamba")
     text = harness.actdump("run", job, ranks=2).expect(harness.DEVICE).err

@@ -340,6 +340,13 @@ static size_t at_most(size_t a, size_t b)
     return a < b ? a : b;
 }
 
+/* Every third post has its rows the other way round, so that posts which lie four apart differ. */
+static void turn_rows(const struct row_list *rows, int post, int32_t *out)
+{
+    for (int64_t i = 0; i < rows->n; i++)
+        out[i] = rows->index[post % 3 == 0 ? rows->n - 1 - i : i];
+}
+
 static void check_captures(enum dtype in, enum dtype to, int64_t n_rows, int64_t cols)
 {
     enum { POSTS = 9 };
@@ -351,13 +358,16 @@ static void check_captures(enum dtype in, enum dtype to, int64_t n_rows, int64_t
         twin_upload(&x);
     }
     struct row_list rows = rows_make(n_rows, n_rows > 1, 2);
+    int32_t *turned = malloc((size_t)rows.n * sizeof *turned);
     size_t bytes = (size_t)(rows.n * cols) * dtype_size(to);
     unsigned char *expected = malloc(POSTS * bytes);
     float *wide = malloc((size_t)(rows.n * cols) * sizeof *wide);
     int64_t n_overflow = 0;
-    for (int i = 0; i < POSTS; i++)
-        pair.reference->ops->collect(pair.reference, x.reference, rows.index, rows.n, to,
+    for (int i = 0; i < POSTS; i++) {
+        turn_rows(&rows, i, turned);
+        pair.reference->ops->collect(pair.reference, x.reference, turned, rows.n, to,
                                      expected + (size_t)i * bytes);
+    }
     if (to == DTYPE_F16) {
         pair.reference->ops->collect(pair.reference, x.reference, rows.index, rows.n, DTYPE_F32, wide);
         for (int64_t i = 0; i < rows.n * cols; i++)
@@ -365,7 +375,8 @@ static void check_captures(enum dtype in, enum dtype to, int64_t n_rows, int64_t
     }
     struct way way = {.b = pair.tested, .expected = expected};
     for (int i = 0; i < POSTS; i++) {
-        struct lent lent = lend(rows.index, (size_t)rows.n * sizeof(int32_t));
+        turn_rows(&rows, i, turned);
+        struct lent lent = lend(turned, (size_t)rows.n * sizeof(int32_t));
         while (!way.b->captures->post(way.b, x.tested, lent.memory, rows.n, to)) {
             assert_int_equal(way.b->error.status, STATUS_OK);
             assert_true(way.n_taken < way.n_posted);
@@ -382,6 +393,7 @@ static void check_captures(enum dtype in, enum dtype to, int64_t n_rows, int64_t
                  (long long)(POSTS * n_overflow));
     pair_synchronize(&pair);
     free(wide);
+    free(turned);
     free(expected);
     free((void *)(uintptr_t)rows.index);
     DESTROY(&x);

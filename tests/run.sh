@@ -40,7 +40,7 @@ run_stage() {
   case "$1" in
   release) build test build && check release build ;;
   asan) build asan build/asan && check asan build/asan -L 'unit|fuzz|sanitized' ;;
-  tsan) build tsan build/tsan && check tsan build/tsan -R '^test_(writer|schedule|statistics|threads)$' ;;
+  tsan) build tsan build/tsan && check tsan build/tsan -R '^test_(writer|landing|schedule|statistics|threads)$' ;;
   *)
     printf 'usage: tests/run.sh [release|asan|tsan ...]\n' >&2
     exit 2

@@ -184,10 +184,11 @@ SIMD_INLINE void step(const float *beta, const float *x, const float *log2_A, co
         for (int v = 0; v < VECTORS; v++) {
             float *state = states + n * LANES + v * SIMD_WIDTH;
             vfloat slope = simd_load(log2_A + n * LANES + v * SIMD_WIDTH);
-            vfloat decay = is_mild ? simd_exp2_product(rate[v], slope) : simd_exp2_decay(rate[v] * slope);
-            vfloat h = decay * simd_load(state) + drive[v] * b;
+            vfloat decay =
+                is_mild ? simd_exp2_product(rate[v], slope) : simd_exp2_product_any(rate[v], slope);
+            vfloat h = simd_fma(decay, simd_load(state), drive[v] * b);
             simd_store(state, h);
-            sum[v] += h * c;
+            sum[v] = simd_fma(h, c, sum[v]);
         }
     }
     for (int v = 0; v < VECTORS; v++)
@@ -259,6 +260,8 @@ SIMD_INLINE void run_block(const struct scan *scan, const struct share *share, i
     bool is_mild = beta * scan->steepest[block] < MILD_EXPONENT;
     if (n_states == 16 && is_mild) /* all models that we know */
         scan_block(scan, share, block, tile, &work, 16, true);
+    else if (n_states == 16)
+        scan_block(scan, share, block, tile, &work, 16, false);
     else
         scan_block(scan, share, block, tile, &work, n_states, false);
     write_block(scan, block, tile, &work, z_dtype, y_dtype, is_whole);

@@ -247,14 +247,20 @@ SIMD_INLINE vfloat simd_scale(vfloat p, vfloat rounded)
 /* 2^(rate * slope) for a product in [-125, 0], relative error below 2e-7; exactly 1 at 0. */
 SIMD_INLINE vfloat simd_exp2_product(vfloat rate, vfloat slope)
 {
-    vfloat rounded = rate * slope + SIMD_ROUNDER;
-    vfloat r = rate * slope - (rounded - SIMD_ROUNDER);
-    vfloat p = r * 0.0013264727303f + 0.0096715127287f;
-    p = p * r + 0.0555073374381f;
-    p = p * r + 0.2402224208402f;
-    p = p * r + 0.6931469775984f;
-    p = p * r + 1.0f;
+    vfloat rounded = simd_fma(rate, slope, simd_set(SIMD_ROUNDER));
+    vfloat r = simd_fma(rate, slope, -(rounded - SIMD_ROUNDER));
+    vfloat p = simd_fma(r, simd_set(0.0013264727303f), simd_set(0.0096715127287f));
+    p = simd_fma(p, r, simd_set(0.0555073374381f));
+    p = simd_fma(p, r, simd_set(0.2402224208402f));
+    p = simd_fma(p, r, simd_set(0.6931469775984f));
+    p = simd_fma(p, r, simd_set(1.0f));
     return (vfloat)((vuint)p + ((vuint)rounded << 23));
+}
+
+/* The same bits for a product in [-125, 0], and 2^-126 for any below. */
+SIMD_INLINE vfloat simd_exp2_product_any(vfloat rate, vfloat slope)
+{
+    return simd_select(rate * slope < -125.0f, simd_set(0x1p-126f), simd_exp2_product(rate, slope));
 }
 
 /* e^x, relative error below 1.2e-7 where the result is normal; inf above 88.73, 0 below -103.98. */

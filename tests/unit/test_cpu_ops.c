@@ -1092,11 +1092,16 @@ static void test_convolution_and_scan_equal_reference(void **state)
 
 /* A run cut in two, the state handed over, is the whole bit for bit: work is cut by channels, never by
  * tokens. */
-static void scan_halves_run(struct backend *b)
+static void scan_halves(struct backend *b, bool is_mild)
 {
     const struct mamba_case c = {"whole", 40, 16, DTYPE_F32, true, false, {90}};
     struct scan_data d;
     scan_data_init(&d, &c);
+    /* Decays like those of models, and one token of steep ones, whose neighbours change with the cut. */
+    for (int64_t i = 0; i < 16 * 40 && is_mild; i++)
+        element_set(&d.A.t, i / 40, i % 40, -(float)(1 + i / 40));
+    for (int64_t i = 0; i < 40 && is_mild; i++)
+        element_set(&d.dt.t, 45, i, 60.0f);
     d.args.state_rows.n = d.args.decay_rows.n = 0;
     b->ops->selective_scan(b, &d.args);
     for (int32_t cut = 1; cut < 90; cut += 22) {
@@ -1120,6 +1125,12 @@ static void scan_halves_run(struct backend *b)
     }
     check_done(b, "scan");
     scan_data_fini(&d);
+}
+
+static void scan_halves_run(struct backend *b)
+{
+    scan_halves(b, false);
+    scan_halves(b, true);
 }
 
 static void conv_halves_run(struct backend *b)

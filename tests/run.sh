@@ -28,12 +28,11 @@ build() { # preset, folder
   fi
 }
 
-# One more than processors: many tests wait, for ranks, kills and Slurm.
 check() { # stage, folder, ctest's selection ...
   local stage=$1 folder=$2
   shift 2
   printf '== %s: testing\n' "$stage"
-  ctest --test-dir "$folder" -j $((jobs + 1)) --output-on-failure --no-tests=error --output-junit "$PWD/$results/$stage.xml" "$@" ||
+  ctest --test-dir "$folder" -j "$jobs" --output-on-failure --no-tests=error --output-junit "$PWD/$results/$stage.xml" "$@" ||
     status=1
 }
 

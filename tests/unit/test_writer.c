@@ -13,23 +13,9 @@
 
 #include <cmocka.h>
 
-enum { PATH_BYTES = 512 };
+#include "tests/tools/store_folder.h"
 
 /* ---------------------------------------------------------------- folders */
-
-static void make_folder(char path[PATH_BYTES])
-{
-    snprintf(path, PATH_BYTES, "/tmp/actdump-writer-XXXXXX");
-    assert_non_null(mkdtemp(path));
-    assert_int_equal(store_make_folders(path, NULL), STATUS_OK);
-}
-
-static void remove_folder(const char *path)
-{
-    char command[PATH_BYTES + 16];
-    snprintf(command, sizeof command, "rm -rf '%.500s'", path);
-    assert_int_equal(system(command), 0);
-}
 
 /* Names in segments/ that are neither "." nor ".."; how many are hidden. */
 static int count_files(const char *folder, int *n_hidden)

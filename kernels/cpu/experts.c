@@ -59,7 +59,7 @@ static float get_weight(const struct tensor *weights, int64_t token, int64_t slo
                                        : bf16_to_f32(((const uint16_t *)row)[slot]);
 }
 
-/* Columns [first, end) of a token, sums in registers. */
+/* n_vectors vectors of a token's columns from `first` on, sums in registers. */
 SIMD_INLINE void combine_columns(const struct tensor *yg, const struct expert_groups *groups,
                                  const struct tensor *weights, float scale, const struct tensor *out,
                                  int64_t token, int64_t first, const int n_vectors, const bool is_whole)

@@ -112,13 +112,20 @@ static enum status open_library(struct gemm *gemm, struct error *error)
                  "making a stream", error);
 }
 
+/* The library may be held down to less than the CPU has (DNNL_MAX_CPU_ISA). It then emulates products of
+ * bfloat16, or has none. */
+static bool library_has_bf16(void)
+{
+    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
+}
+
 enum status gemm_create(int n_threads, bool native_bf16, struct gemm **out, struct error *error)
 {
     void *memory;
     TRY(memory_allocate(&memory, sizeof(struct gemm), "the matrix products' state", error));
     struct gemm *gemm = memory;
     gemm->n_threads = n_threads;
-    gemm->native_bf16 = native_bf16;
+    gemm->native_bf16 = native_bf16 && library_has_bf16();
     enum status status = open_library(gemm, error);
     if (status != STATUS_OK) {
         gemm_destroy(gemm);

@@ -28,7 +28,8 @@ struct matrix {
     void *memory; /* the library's view of it (dnnl_memory_t); owned */
 };
 
-/* Returns owned at *out. native_bf16: the CPU multiplies bfloat16 itself. */
+/* Returns owned at *out. native_bf16: the CPU multiplies bfloat16 itself; used where the
+ * library may use it too. */
 enum status gemm_create(int n_threads, bool native_bf16, struct gemm **out, struct error *error);
 void gemm_destroy(struct gemm *gemm); /* NULL is fine */
 

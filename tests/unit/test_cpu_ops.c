@@ -9,6 +9,7 @@
 #include "op_check.h"
 
 #include "kernels/base/memory.h"
+#include "kernels/cpu/gemm.h"
 
 static double sigmoid(double x)
 {
@@ -126,6 +127,26 @@ static void test_instruction_set_is_chosen(void **state)
     assert_int_equal(backend_create_cpu(3, &b, NULL), STATUS_OK);
     assert_string_equal(b->name, "cpu (baseline, 3 threads)");
     backend_destroy(b);
+}
+
+/* A CPU said to have products of bfloat16, and a library that may not use them, as under DNNL_MAX_CPU_ISA:
+ * weights are kept in float32, and packing them does not fail. */
+static void test_the_library_decides_on_bfloat16(void **state)
+{
+    (void)state;
+    uint16_t zeros[3 * 5] = {0};
+    struct tensor w = tensor_make(zeros, DTYPE_BF16, 3, 5);
+    struct error error = {0};
+    struct gemm *gemm = NULL;
+    struct matrix *matrix = NULL;
+
+    assert_int_equal(gemm_create(1, true, &gemm, &error), STATUS_OK);
+    if (gemm_pack(gemm, &w, DTYPE_BF16, "w", &matrix, &error) != STATUS_OK)
+        fail_msg("%s", error.text);
+    if (!__builtin_cpu_supports("avx512bf16"))
+        assert_int_equal(matrix->kept, DTYPE_F32);
+    gemm_unpack(matrix);
+    gemm_destroy(gemm);
 }
 
 static void test_create_survives_failing_allocations(void **state)
@@ -1224,6 +1245,7 @@ int main(void)
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_failures_are_kept),
         cmocka_unit_test(test_instruction_set_is_chosen),
+        cmocka_unit_test(test_the_library_decides_on_bfloat16),
         cmocka_unit_test(test_create_survives_failing_allocations),
         cmocka_unit_test(test_elementwise_equals_reference),
         cmocka_unit_test(test_extremes),

@@ -8,6 +8,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
@@ -20,6 +21,9 @@
 #include <unistd.h>
 
 enum { PATH_BYTES = 4096 };
+
+/* Large enough for a disk to take it as one, small beside a segment. */
+enum { WRITE_BACK_BYTES = 8 << 20 };
 
 enum slot_kind { SLOT_BEGIN, SLOT_CHUNK, SLOT_FINISH, SLOT_ABANDON };
 
@@ -89,7 +93,8 @@ struct writer {
     struct written *written; /* [n_datasets] */
     hid_t file;              /* negative: none */
     char temporary[FILES_PATH_BYTES];
-    int64_t chunk_bytes_written;
+    int sync_fd;                                      /* the same file, to sync it by; negative: none */
+    int64_t chunk_bytes_written, chunk_bytes_started; /* started: on their way to the disk */
     char *hash_buffer;
 
     struct arena arena;
@@ -378,6 +383,13 @@ static void close_datasets(struct writer *w)
     }
 }
 
+static int close_sync_fd(struct writer *w)
+{
+    int errnum = w->sync_fd >= 0 && close(w->sync_fd) != 0 ? errno : 0;
+    w->sync_fd = -1;
+    return errnum;
+}
+
 /* Drops the segment at hand. HDF5 may be unable to close a file that it could not write; then its descriptor
  * stays open, so the file is emptied before it is removed, or its blocks would stay taken. */
 static void discard_segment(struct writer *w)
@@ -387,6 +399,7 @@ static void discard_segment(struct writer *w)
         H5Fclose(w->file);
     hdf5_forget();
     w->file = H5I_INVALID_HID;
+    close_sync_fd(w);
     if (w->temporary[0] != '\0') {
         int ignored = truncate(w->temporary, 0);
         (void)ignored;
@@ -398,7 +411,7 @@ static void discard_segment(struct writer *w)
 static enum status begin_segment(struct writer *w, const struct slot *slot, struct error *error)
 {
     discard_segment(w);
-    w->chunk_bytes_written = 0;
+    w->chunk_bytes_written = w->chunk_bytes_started = 0;
     for (int64_t i = 0; i < w->layout->n_datasets; i++) {
         w->written[i].n_rows = 0;
         if (layout_has_statistics(&w->layout->datasets[i]))
@@ -409,7 +422,20 @@ static enum status begin_segment(struct writer *w, const struct slot *slot, stru
     TRY(files_name_temporary(w->segments, strrchr(name, '/') + 1, w->temporary, error));
     if (is_fault_due(WRITER_FAULT_CREATE))
         return error_set_errno(error, STATUS_RESOURCE, errno, "%s cannot be created", w->temporary);
-    return with_place(w, slot, hdf5_create(w->temporary, &w->file, error), error);
+    TRY(with_place(w, slot, hdf5_create(w->temporary, &w->file, error), error));
+    w->sync_fd = open(w->temporary, O_RDONLY | O_CLOEXEC);
+    return w->sync_fd >= 0 ? STATUS_OK : write_error(w, slot, errno, 0, error);
+}
+
+/* Sends what has come to the disk without waiting for it, so that the sync at the segment's end, during which
+ * nothing else is written, has little left to do. A failure shows there: the descriptor has been open since
+ * before. */
+static void start_write_back(struct writer *w)
+{
+    if (w->chunk_bytes_written - w->chunk_bytes_started < WRITE_BACK_BYTES)
+        return;
+    w->chunk_bytes_started = w->chunk_bytes_written;
+    sync_file_range(w->sync_fd, 0, 0, SYNC_FILE_RANGE_WRITE);
 }
 
 static enum status create_dataset(struct writer *w, int64_t dataset, int64_t chunk_rows, struct error *error)
@@ -446,6 +472,7 @@ static enum status write_chunk(struct writer *w, const struct slot *slot, struct
         return write_error(w, slot, 0, slot->out_bytes, error);
     written->n_rows += slot->n_rows;
     w->chunk_bytes_written += (int64_t)slot->out_bytes;
+    start_write_back(w);
     if (!layout_has_statistics(d))
         return STATUS_OK;
     statistics_merge(&written->statistics, &slot->statistics);
@@ -483,9 +510,14 @@ static enum status close_file(struct writer *w, const struct slot *slot, struct 
     return H5Fclose(file) < 0 ? write_error(w, slot, 0, 0, error) : STATUS_OK;
 }
 
-static int sync_path(const char *path, enum writer_fault fault)
+static int sync_file(const struct writer *w)
 {
-    return is_fault_due(fault) ? errno : files_sync(path);
+    return is_fault_due(WRITER_FAULT_SYNC) || fsync(w->sync_fd) != 0 ? errno : 0;
+}
+
+static int sync_folder(const struct writer *w)
+{
+    return is_fault_due(WRITER_FAULT_FOLDER_SYNC) ? errno : files_sync(w->segments);
 }
 
 /* Syncs the closed file, gives it its name and syncs the folder. */
@@ -495,7 +527,9 @@ static enum status publish_file(struct writer *w, const struct slot *slot, struc
     char name[64], path[FILES_PATH_BYTES];
     store_segment_name(slot->unit, name);
     snprintf(path, sizeof path, "%s/%s", w->folder, name);
-    int errnum = sync_path(w->temporary, WRITER_FAULT_SYNC);
+    int errnum = sync_file(w);
+    if (errnum == 0)
+        errnum = close_sync_fd(w);
     if (errnum == 0)
         errnum = files_hash(w->temporary, w->hash_buffer, &record->bytes, &record->checksum);
     if (errnum == 0 && (is_fault_due(WRITER_FAULT_RENAME) || rename(w->temporary, path) != 0))
@@ -503,7 +537,7 @@ static enum status publish_file(struct writer *w, const struct slot *slot, struc
     if (errnum != 0)
         return write_error(w, slot, errnum, 0, error);
     w->temporary[0] = '\0';
-    errnum = sync_path(w->segments, WRITER_FAULT_FOLDER_SYNC);
+    errnum = sync_folder(w);
     return errnum == 0 ? STATUS_OK : write_error(w, slot, errnum, 0, error);
 }
 
@@ -661,6 +695,7 @@ enum status writer_create(const struct layout *layout, const struct writer_optio
     w->stop_on_nonfinite = options->stop_on_nonfinite;
     w->n_slots = count_slots(options->n_threads);
     w->file = H5I_INVALID_HID;
+    w->sync_fd = -1;
     enum status status = STATUS_OK;
     if ((size_t)snprintf(w->folder, sizeof w->folder, "%s", options->folder) >= sizeof w->folder)
         status = error_set(error, STATUS_USAGE, "the store's path %.64s... is too long", options->folder);

@@ -1,8 +1,8 @@
 /* actdump: captures a language model's activations over a tokenized corpus. See README.md. */
 #include "kernels/base/log.h"
+#include "kernels/base/memory.h"
 #include "pipeline/commands.h"
 
-#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -52,10 +52,7 @@ int main(int argc, char **argv)
         print_help(stderr);
         return STATUS_USAGE;
     }
-    /* Large blocks go back to the system when they are freed. Left to itself glibc raises this with every
-     * freed block, and the buffers of loading then stay behind as holes: 15 % more than planned for a mixture
-     * of experts. */
-    mallopt(M_MMAP_THRESHOLD, 1 << 20);
+    memory_tune();
     struct error error = {0};
     enum status status = command->run(argc - 1, argv + 1, &error);
     if (error.status != STATUS_OK)

@@ -2,6 +2,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <malloc.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -17,6 +18,16 @@
 #else
 #define MAPPED_BYTES ((size_t)4 << 20)
 #endif
+
+/* Of blocks below the first, freed ones stay in the heap; of the heap's end, up to the second. Fixed, as
+ * glibc else raises both with every freed mapping, and a loader's large buffers then stay behind as holes. */
+enum { HEAP_BLOCK_BYTES = 16 << 20, HEAP_END_BYTES = 32 << 20 };
+
+void memory_tune(void)
+{
+    mallopt(M_MMAP_THRESHOLD, HEAP_BLOCK_BYTES);
+    mallopt(M_TRIM_THRESHOLD, HEAP_END_BYTES);
+}
 
 /* Each block starts with its size, in a header as large as the alignment so that the caller's part stays
  * aligned. */

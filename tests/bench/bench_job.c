@@ -1,6 +1,7 @@
 #include "tests/bench/bench_job.h"
 
 #include "kernels/base/log.h"
+#include "kernels/base/memory.h"
 #include "pipeline/clock.h"
 #include "pipeline/store.h"
 #include "tests/bench/ops_watch.h"
@@ -20,6 +21,7 @@ void bench_check(enum status status, const struct error *error)
 void bench_open(struct bench *b, const char *path, const char *const *sets, int64_t n_sets)
 {
     struct error e = {0};
+    memory_tune();
     bench_check(job_read(path, sets, n_sets, &b->job, &e), &e);
     bench_check(model_open(b->job->checkpoint, b->job->load_dtype, &b->model, &e), &e);
     bench_check(corpus_open(&b->job->corpus, b->model->vocab_size, &b->corpus, &e), &e);

@@ -197,6 +197,7 @@ int main(int n_arguments, char **arguments)
 {
     struct error error = {0};
     struct bench bench = {.n_tokens = n_arguments > 2 ? atoll(arguments[2]) : 2048};
+    memory_tune();
     if (bench.n_tokens < 1 || bench.n_tokens > 1 << 20) {
         fprintf(stderr, "usage: bench_kernels [threads [tokens, 1 to 1048576]]\n");
         return STATUS_USAGE;

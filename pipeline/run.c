@@ -29,6 +29,8 @@
 #define MANIFEST_SECONDS 10.0
 /* Within this a unit that begins has its file. */
 #define BEGIN_SECONDS 0.5
+/* A batch of less than this hides the answer to a request for the next unit. */
+#define AHEAD_SECONDS 1.0
 
 struct job_run {
     const struct job *job;
@@ -54,6 +56,7 @@ struct job_run {
     /* this rank's */
     bool *done; /* [n_units] */
     double start_s, time_limit_s;
+    double batch_s;            /* that the last batch took */
     double forward_s, write_s; /* in the forward (rows put into chunks included), waiting for the writer */
     int64_t n_tokens;
     double bytes, raw_bytes; /* of segments that this rank committed */
@@ -312,7 +315,8 @@ static enum status run_batch(struct job_run *run, const struct batch *batch, con
     TRY(watch_begin_batch(run->watch, batch, sequences, error));
     TRY(replica_start(run->replica, batch, error));
     TRY(watch_end_batch(run->watch, error));
-    run->forward_s += clock_seconds() - start;
+    run->batch_s = clock_seconds() - start;
+    run->forward_s += run->batch_s;
     run->n_tokens += batch->n_tokens;
     ranks_report_tokens(run->ranks, batch->n_tokens);
     if (run->is_first)
@@ -377,6 +381,13 @@ static void name_nonfinite(struct job_run *run, struct error *error)
                      (long long)s.document, (long long)s.index);
 }
 
+/* A unit asked for before a long batch may be one that another rank, by then idle, could have run: at the
+ * job's end that costs a unit's time, and a slow rank need not hide the few milliseconds of an answer. */
+static bool is_ahead_worth(const struct job_run *run)
+{
+    return run->n_tokens > 0 && run->batch_s < AHEAD_SECONDS;
+}
+
 /* *dropped: the unit was abandoned because all stop. */
 static enum status run_unit(struct job_run *run, const struct assignment *assignment, bool *dropped,
                             struct error *error)
@@ -400,7 +411,7 @@ static enum status run_unit(struct job_run *run, const struct assignment *assign
         TRY(batches_next(run->batches, &batch, &sequences, &have, error));
         if (!have)
             break;
-        if (tokens + batch.n_tokens >= run->plan->unit_tokens[unit])
+        if (is_ahead_worth(run) && tokens + batch.n_tokens >= run->plan->unit_tokens[unit])
             ranks_ask_ahead(run->ranks);
         TRY(run_batch(run, &batch, sequences, error));
         tokens += batch.n_tokens;

@@ -22,9 +22,13 @@ int device_count_threads(int64_t wanted, int node_count)
 
 int device_writer_threads(int n_threads)
 {
-    /* Compressing three layers takes about 1 % of a CPU run; capturing everything may want more than a
-     * quarter, and the caller then waits, which the summary says. */
-    return (n_threads + 3) / 4;
+    /* Compressing three layers takes about 1 % of a CPU run. Capturing everything takes as much as computing
+     * it: the caller then waits, and while it does there should be a worker for each processor of a small
+     * rank; a large one would need more memory for chunks than that is worth. */
+    int few = n_threads < 2 ? 1 : 2, half = n_threads / 2 < 8 ? n_threads / 2 : 8,
+        quarter = (n_threads + 3) / 4;
+    int most = half > quarter ? half : quarter;
+    return most > few ? most : few;
 }
 
 /* At most: each holds chunks, and what one rank's device gives is hardly ever more than so many can compress.

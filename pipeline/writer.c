@@ -25,6 +25,8 @@ enum { PATH_BYTES = 4096 };
 /* Large enough for a disk to take it as one, small beside a segment. */
 enum { WRITE_BACK_BYTES = 8 << 20 };
 
+enum { WORKER_NICENESS = 3 };
+
 enum slot_kind { SLOT_BEGIN, SLOT_CHUNK, SLOT_FINISH, SLOT_ABANDON };
 
 /* One order in the ring: a chunk, or a mark between chunks. It belongs to the caller until submitted, then to
@@ -150,11 +152,11 @@ static struct extremes find_extremes(const struct layout *layout)
     return most;
 }
 
-/* Two for each worker, so that none waits while its last chunk is written, and two for what comes in and goes
- * out. */
+/* A forward gives its rows in bursts, a layer's at a time and many at the end, and a ring that fills up stops
+ * it: with four slots for each worker a run that captures everything was a fifth faster than with two. */
 static int64_t count_slots(int n_threads)
 {
-    return 2 * (int64_t)n_threads + 2;
+    return 4 * (int64_t)n_threads + 4;
 }
 
 static void place_slots(struct writer *w, const struct layout *layout, struct arena *arena)
@@ -308,9 +310,22 @@ static void pass_on_slot(struct writer *w, struct slot *slot, double seconds)
     pthread_mutex_unlock(&w->lock);
 }
 
+/* Threads that compute a product wait for each other, so a worker that takes the processor from one holds up
+ * all. A little less of it goes to workers for that; where they fall behind, the ring fills up, the forward
+ * waits, and they have all of it. Linux keeps this by thread; where it is refused nothing is lost. */
+static void step_back(void)
+{
+    id_t thread = (id_t)gettid();
+    errno = 0;
+    int priority = getpriority(PRIO_PROCESS, thread);
+    if (errno == 0)
+        setpriority(PRIO_PROCESS, thread, priority + WORKER_NICENESS);
+}
+
 static void *run_worker(void *context)
 {
     struct writer *w = context;
+    step_back();
     struct chunk_compressor *compressor = w->compressors[atomic_fetch_add(&w->next_worker, 1)];
     struct slot *slot;
     while ((slot = take_slot(w)) != NULL) {

@@ -2,10 +2,10 @@
  * commits.
  *
  * Three kinds of threads: the caller's, which puts rows into chunk buffers; workers, which compute
- * statistics, convert, shuffle and compress; and one that alone calls HDF5, and also closes, syncs, renames
- * and checksums, so that the caller goes on with the next unit. Chunks reach the file in the order in which
- * the caller filled them: the bytes of a segment depend on its rows alone. All memory is allocated at
- * creation.
+ * statistics, convert, shuffle and compress, at a priority a little below the caller's; and one that alone
+ * calls HDF5, and also closes, syncs, renames and checksums, so that the caller goes on with the next unit.
+ * Chunks reach the file in the order in which the caller filled them: the bytes of a segment depend on its
+ * rows alone. All memory is allocated at creation.
  *
  * A segment is written as segments/.NNNNNN.h5.<host>.<pid>.tmp, flushed, closed, synced, renamed, and its
  * folder synced; a file under its final name is whole. Failures are kept: the first one is returned by the

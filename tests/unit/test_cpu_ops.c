@@ -785,6 +785,8 @@ static void grouped_run(struct backend *b)
     grouped_case_run(b, DTYPE_F32, 24, 16);
     grouped_case_run(b, DTYPE_F32, 7, 33);
     grouped_case_run(b, DTYPE_BF16, 48, 40);
+    grouped_case_run(b, DTYPE_F32, 512, 40); /* weights that are kept as [n, k]: ALIASING_FLOATS */
+    grouped_case_run(b, DTYPE_BF16, 1024, 24);
 }
 
 static void test_grouped_linear_equals_reference(void **state)

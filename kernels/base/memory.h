@@ -14,7 +14,7 @@
 #define MEMORY_ALIGNMENT 64
 
 /* For a program's first lines: has the C library keep what small blocks were freed. oneDNN takes up to some
- * MiB for each product; given back to the system and faulted in again each time, that was 8 to 18 % of a
+ * MiB for each product; given back to the system and faulted in again each time, that was 5 to 19 % of a
  * forward. */
 void memory_tune(void);
 

@@ -8,6 +8,7 @@
  * are printed, as one JSON object. Two peaks: what cuBLAS reaches on a product of 8192 x 8192 x 8192 in the
  * job's dtype, measured here, and what the vendor's data sheet says, where the device is a known one. */
 #include "kernels/base/log.h"
+#include "kernels/base/memory.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "pipeline/batches.h"
 #include "pipeline/clock.h"
@@ -252,6 +253,7 @@ int main(int argc, char **argv)
     struct bench b = {.n_batches = 4, .n_rounds = 5};
     const char *sets[MAX_SETS], *path = NULL;
     int n_sets = 0;
+    memory_tune();
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--probe") == 0)
             return probe();

@@ -14,20 +14,35 @@ struct shape {
     int64_t rows, n, k;
     enum dtype kept, y_dtype;
     bool has_bias, accumulate;
+    bool alone; /* one thread runs it, while others run theirs */
+};
+
+/* A thread's, pointed at the call's data before each run. NULL before its first. */
+struct views {
+    dnnl_memory_t x, bias, y, scratch;
 };
 
 struct primitive {
     struct shape shape;
     dnnl_primitive_t run;
-    dnnl_memory_t x, bias, y; /* views, pointed at the call's data before each run */
-    struct primitive *next;   /* in its bucket */
+    size_t scratch_bytes;
+    struct views *views;    /* [threads], the first alone where not shape.alone */
+    struct primitive *next; /* in its bucket */
 };
 
 #define N_BUCKETS 256
 
+/* What a thread runs products with. The library's own scratch memory belongs to the thread that made a
+ * primitive, and here threads share primitives. */
+struct lane {
+    dnnl_stream_t stream;
+    void *scratch;
+    size_t scratch_bytes;
+};
+
 struct gemm {
     dnnl_engine_t engine;
-    dnnl_stream_t stream;
+    struct lane *lanes; /* [n_threads] */
     int n_threads;
     bool native_bf16;
     struct primitive *buckets[N_BUCKETS];
@@ -58,9 +73,9 @@ static dnnl_memory_desc_t describe_rows(int64_t rows, int64_t cols, enum dtype d
 }
 
 /* The library plans for the threads that OpenMP would give it, on this thread, now. */
-static void use_threads(const struct gemm *gemm)
+static void use_threads(const struct gemm *gemm, bool alone)
 {
-    omp_set_num_threads(gemm->n_threads);
+    omp_set_num_threads(alone ? 1 : gemm->n_threads);
 }
 
 static dnnl_status_t plan_with_attributes(const struct gemm *gemm, const dnnl_inner_product_desc_t *operation,
@@ -70,8 +85,9 @@ static dnnl_status_t plan_with_attributes(const struct gemm *gemm, const dnnl_in
     dnnl_status_t result = dnnl_primitive_attr_create(&attributes);
     if (result != dnnl_success)
         return result;
+    result = dnnl_primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user);
     dnnl_post_ops_t post_ops = NULL;
-    if (accumulate) {
+    if (result == dnnl_success && accumulate) {
         result = dnnl_post_ops_create(&post_ops);
         if (result == dnnl_success)
             result = dnnl_post_ops_append_sum(post_ops, 1.0f);
@@ -98,7 +114,7 @@ static dnnl_status_t plan_product(const struct gemm *gemm, const struct shape *s
     if (result != dnnl_success)
         return result;
     dnnl_inner_product_desc_t operation;
-    use_threads(gemm);
+    use_threads(gemm, s->alone);
     result = dnnl_inner_product_forward_desc_init(&operation, dnnl_forward_inference, &x,
                                                   weights != NULL ? weights : &any,
                                                   s->has_bias ? &bias : NULL, &y);
@@ -108,8 +124,14 @@ static dnnl_status_t plan_product(const struct gemm *gemm, const struct shape *s
 static enum status open_library(struct gemm *gemm, struct error *error)
 {
     TRY(check(dnnl_engine_create(&gemm->engine, dnnl_cpu, 0), "making an engine", error));
-    return check(dnnl_stream_create(&gemm->stream, gemm->engine, dnnl_stream_default_flags),
-                 "making a stream", error);
+    void *lanes;
+    TRY(memory_allocate_array(&lanes, (size_t)gemm->n_threads, sizeof *gemm->lanes,
+                              "the matrix products' threads", error));
+    gemm->lanes = lanes;
+    for (int i = 0; i < gemm->n_threads; i++)
+        TRY(check(dnnl_stream_create(&gemm->lanes[i].stream, gemm->engine, dnnl_stream_default_flags),
+                  "making a stream", error));
+    return STATUS_OK;
 }
 
 /* The library may be held down to less than the CPU has (DNNL_MAX_CPU_ISA). It then emulates products of
@@ -135,13 +157,22 @@ enum status gemm_create(int n_threads, bool native_bf16, struct gemm **out, stru
     return STATUS_OK;
 }
 
-static void destroy_primitive(struct primitive *p)
+static int count_views(const struct gemm *gemm, const struct shape *s)
+{
+    return s->alone ? gemm->n_threads : 1;
+}
+
+static void destroy_primitive(const struct gemm *gemm, struct primitive *p)
 {
     if (p == NULL)
         return;
-    dnnl_memory_destroy(p->x);
-    dnnl_memory_destroy(p->bias);
-    dnnl_memory_destroy(p->y);
+    for (int i = 0; p->views != NULL && i < count_views(gemm, &p->shape); i++) {
+        dnnl_memory_destroy(p->views[i].x);
+        dnnl_memory_destroy(p->views[i].bias);
+        dnnl_memory_destroy(p->views[i].y);
+        dnnl_memory_destroy(p->views[i].scratch);
+    }
+    free(p->views);
     dnnl_primitive_destroy(p->run);
     free(p);
 }
@@ -153,10 +184,14 @@ void gemm_destroy(struct gemm *gemm)
     for (int i = 0; i < N_BUCKETS; i++) {
         for (struct primitive *p = gemm->buckets[i], *next; p != NULL; p = next) {
             next = p->next;
-            destroy_primitive(p);
+            destroy_primitive(gemm, p);
         }
     }
-    dnnl_stream_destroy(gemm->stream);
+    for (int i = 0; gemm->lanes != NULL && i < gemm->n_threads; i++) {
+        dnnl_stream_destroy(gemm->lanes[i].stream);
+        free(gemm->lanes[i].scratch);
+    }
+    memory_free(gemm->lanes);
     dnnl_engine_destroy(gemm->engine);
     memory_free(gemm);
 }
@@ -262,9 +297,9 @@ static dnnl_status_t reorder(const struct gemm *gemm, dnnl_memory_t from, dnnl_m
     if (result != dnnl_success)
         return result;
     const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}};
-    result = dnnl_primitive_execute(primitive, gemm->stream, 2, arguments);
+    result = dnnl_primitive_execute(primitive, gemm->lanes[0].stream, 2, arguments);
     if (result == dnnl_success)
-        result = dnnl_stream_wait(gemm->stream);
+        result = dnnl_stream_wait(gemm->lanes[0].stream);
     dnnl_primitive_destroy(primitive);
     return result;
 }
@@ -280,7 +315,7 @@ static enum status pack_through_copy(struct gemm *gemm, const struct tensor *w, 
     enum status status =
         check(dnnl_memory_create(&from, plain, gemm->engine, copy), "viewing weights", error);
     if (status == STATUS_OK) {
-        use_threads(gemm);
+        use_threads(gemm, false);
         status = check(reorder(gemm, from, matrix->memory), "packing weights", error);
         dnnl_memory_destroy(from);
     }
@@ -341,22 +376,17 @@ void gemm_unpack(struct matrix *matrix)
 static bool shapes_equal(const struct shape *a, const struct shape *b)
 {
     return a->rows == b->rows && a->n == b->n && a->k == b->k && a->kept == b->kept &&
-           a->y_dtype == b->y_dtype && a->has_bias == b->has_bias && a->accumulate == b->accumulate;
+           a->y_dtype == b->y_dtype && a->has_bias == b->has_bias && a->accumulate == b->accumulate &&
+           a->alone == b->alone;
 }
 
 static struct primitive **find_bucket(struct gemm *gemm, const struct shape *s)
 {
     uint64_t hash = (uint64_t)s->rows * 31 + (uint64_t)s->n;
     hash = hash * 1000003 + (uint64_t)s->k;
-    hash = hash * 16 + (uint64_t)(s->has_bias + 2 * s->accumulate + 4 * (s->y_dtype == DTYPE_BF16));
+    hash = hash * 16 +
+           (uint64_t)(s->has_bias + 2 * s->accumulate + 4 * (s->y_dtype == DTYPE_BF16) + 8 * s->alone);
     return &gemm->buckets[(hash * 0x9e3779b97f4a7c15u) >> 56];
-}
-
-static dnnl_status_t view(const struct gemm *gemm, dnnl_primitive_desc_t plan, dnnl_query_t what, int index,
-                          dnnl_memory_t *out)
-{
-    return dnnl_memory_create(out, dnnl_primitive_desc_query_md(plan, what, index), gemm->engine,
-                              DNNL_MEMORY_NONE);
 }
 
 /* Nothing would be wrong but the speed: say so. */
@@ -378,17 +408,38 @@ static dnnl_status_t make_primitive(const struct gemm *gemm, const struct matrix
     if (result != dnnl_success)
         return result;
     warn_if_slow(&p->shape, plan);
+    p->scratch_bytes =
+        dnnl_memory_desc_get_size(dnnl_primitive_desc_query_md(plan, dnnl_query_scratchpad_md, 0));
     result = dnnl_primitive_create(&p->run, plan);
-    if (result == dnnl_success)
-        result = view(gemm, plan, dnnl_query_src_md, 0, &p->x);
-    if (result == dnnl_success)
-        result = view(gemm, plan, dnnl_query_dst_md, 0, &p->y);
-    if (result == dnnl_success && p->shape.has_bias)
-        result = view(gemm, plan, dnnl_query_weights_md, 1, &p->bias);
     dnnl_primitive_desc_destroy(plan);
     return result;
 }
 
+static enum status add_primitive(struct gemm *gemm, const struct matrix *w, const struct shape *s,
+                                 struct primitive **bucket, struct error *error)
+{
+    /* Not through memory.h: a batch with a new tail may come here, and its count must stand still in the
+     * loop. */
+    struct primitive *p = calloc(1, sizeof *p);
+    if (p == NULL)
+        return error_set(error, STATUS_RESOURCE, "out of memory for a matrix product");
+    p->shape = *s;
+    p->views = calloc((size_t)count_views(gemm, s), sizeof *p->views);
+    enum status status = STATUS_OK;
+    if (p->views == NULL)
+        status = error_set(error, STATUS_RESOURCE, "out of memory for a matrix product");
+    if (status == STATUS_OK)
+        status = check(make_primitive(gemm, w, p), "making a matrix product", error);
+    if (status != STATUS_OK) {
+        destroy_primitive(gemm, p);
+        return status;
+    }
+    p->next = *bucket;
+    *bucket = p;
+    return STATUS_OK;
+}
+
+/* The primitive of a shape, made where it is new. By one thread at a time. */
 static enum status get_primitive(struct gemm *gemm, const struct matrix *w, const struct shape *s,
                                  struct primitive **out, struct error *error)
 {
@@ -399,21 +450,73 @@ static enum status get_primitive(struct gemm *gemm, const struct matrix *w, cons
             return STATUS_OK;
         }
     }
-    /* Not through memory.h: a batch with a new tail may come here, and its count must stand still in the
-     * loop. */
-    struct primitive *p = calloc(1, sizeof *p);
-    if (p == NULL)
-        return error_set(error, STATUS_RESOURCE, "out of memory for a matrix product");
-    p->shape = *s;
-    enum status status = check(make_primitive(gemm, w, p), "making a matrix product", error);
-    if (status != STATUS_OK) {
-        destroy_primitive(p);
-        return status;
-    }
-    p->next = *bucket;
-    *bucket = p;
-    *out = p;
+    TRY(add_primitive(gemm, w, s, bucket, error));
+    *out = *bucket;
     return STATUS_OK;
+}
+
+static dnnl_status_t view(const struct gemm *gemm, const struct primitive *p, dnnl_query_t what, int index,
+                          dnnl_memory_t *out)
+{
+    const_dnnl_primitive_desc_t plan;
+    dnnl_status_t result = dnnl_primitive_get_primitive_desc(p->run, &plan);
+    if (result != dnnl_success)
+        return result;
+    return dnnl_memory_create(out, dnnl_primitive_desc_query_md(plan, what, index), gemm->engine,
+                              DNNL_MEMORY_NONE);
+}
+
+static dnnl_status_t make_views(const struct gemm *gemm, const struct primitive *p, struct views *v)
+{
+    dnnl_status_t result = dnnl_success;
+    if (p->scratch_bytes > 0 && v->scratch == NULL)
+        result = view(gemm, p, dnnl_query_scratchpad_md, 0, &v->scratch);
+    if (result == dnnl_success && p->shape.has_bias && v->bias == NULL)
+        result = view(gemm, p, dnnl_query_weights_md, 1, &v->bias);
+    if (result == dnnl_success && v->y == NULL)
+        result = view(gemm, p, dnnl_query_dst_md, 0, &v->y);
+    if (result == dnnl_success && v->x == NULL) /* the last: it says that the others are there */
+        result = view(gemm, p, dnnl_query_src_md, 0, &v->x);
+    return result;
+}
+
+static enum status get_scratch(struct lane *lane, size_t bytes, struct error *error)
+{
+    if (bytes <= lane->scratch_bytes)
+        return STATUS_OK;
+    free(lane->scratch);
+    size_t padded = (bytes + MEMORY_ALIGNMENT - 1) / MEMORY_ALIGNMENT * MEMORY_ALIGNMENT;
+    lane->scratch = aligned_alloc(MEMORY_ALIGNMENT, padded);
+    lane->scratch_bytes = lane->scratch == NULL ? 0 : padded;
+    return lane->scratch != NULL
+               ? STATUS_OK
+               : error_set(error, STATUS_RESOURCE, "out of memory: %zu bytes for matrix products to work in",
+                           padded);
+}
+
+static dnnl_status_t execute(const struct lane *lane, const struct primitive *p, const struct views *v,
+                             const struct matrix *w, const struct gemm_call *call)
+{
+    /* The library takes its inputs through pointers to what is not const, and only reads them. */
+    union {
+        const void *in;
+        void *out;
+    } x = {.in = call->x}, bias = {.in = call->bias};
+    dnnl_memory_set_data_handle(v->x, x.out);
+    dnnl_memory_set_data_handle(v->y, call->y);
+    dnnl_exec_arg_t arguments[5] = {
+        {DNNL_ARG_SRC, v->x}, {DNNL_ARG_WEIGHTS, w->memory}, {DNNL_ARG_DST, v->y}};
+    int n_arguments = 3;
+    if (p->shape.has_bias) {
+        dnnl_memory_set_data_handle(v->bias, bias.out);
+        arguments[n_arguments++] = (dnnl_exec_arg_t){DNNL_ARG_BIAS, v->bias};
+    }
+    if (p->scratch_bytes > 0) {
+        dnnl_memory_set_data_handle(v->scratch, lane->scratch);
+        arguments[n_arguments++] = (dnnl_exec_arg_t){DNNL_ARG_SCRATCHPAD, v->scratch};
+    }
+    dnnl_status_t result = dnnl_primitive_execute(p->run, lane->stream, n_arguments, arguments);
+    return result == dnnl_success ? dnnl_stream_wait(lane->stream) : result;
 }
 
 enum status gemm_run(struct gemm *gemm, const struct matrix *w, const struct gemm_call *call,
@@ -425,25 +528,20 @@ enum status gemm_run(struct gemm *gemm, const struct matrix *w, const struct gem
                             .kept = w->kept,
                             .y_dtype = call->y_dtype,
                             .has_bias = call->bias != NULL,
-                            .accumulate = call->accumulate};
+                            .accumulate = call->accumulate,
+                            .alone = call->alone};
     struct primitive *p = NULL;
-    TRY(get_primitive(gemm, w, &s, &p, error));
-    /* The library takes its inputs through pointers to what is not const, and only reads them. */
-    union {
-        const void *in;
-        void *out;
-    } x = {.in = call->x}, bias = {.in = call->bias};
-    dnnl_memory_set_data_handle(p->x, x.out);
-    dnnl_memory_set_data_handle(p->y, call->y);
-    dnnl_exec_arg_t arguments[4] = {
-        {DNNL_ARG_SRC, p->x}, {DNNL_ARG_WEIGHTS, w->memory}, {DNNL_ARG_DST, p->y}};
-    int n_arguments = 3;
-    if (s.has_bias) {
-        dnnl_memory_set_data_handle(p->bias, bias.out);
-        arguments[n_arguments++] = (dnnl_exec_arg_t){DNNL_ARG_BIAS, p->bias};
-    }
-    use_threads(gemm);
-    TRY(check(dnnl_primitive_execute(p->run, gemm->stream, n_arguments, arguments), "a matrix product",
-              error));
-    return check(dnnl_stream_wait(gemm->stream), "waiting for a matrix product", error);
+    enum status status;
+#pragma omp critical(gemm_primitives)
+    status = get_primitive(gemm, w, &s, &p, error);
+    if (status != STATUS_OK)
+        return status;
+    int place = call->alone ? call->thread : 0;
+    struct lane *lane = &gemm->lanes[place];
+    struct views *views = &p->views[place];
+    TRY(get_scratch(lane, p->scratch_bytes, error));
+    if (views->x == NULL)
+        TRY(check(make_views(gemm, p, views), "viewing a matrix product", error));
+    use_threads(gemm, call->alone);
+    return check(execute(lane, p, views, w, call), "a matrix product", error);
 }

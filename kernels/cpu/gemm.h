@@ -10,11 +10,14 @@
 
 /* Rows of x that go into one product: the library's rate is flat from here on (measured on AVX2 and AVX-512),
  * and the output of very wide matrices should stay in the cache. A tail is rounded up to a multiple of
- * GEMM_ROW_STEP, so that a shape has few primitives. */
+ * GEMM_ROW_STEP, and taken in two where it is longer than GEMM_ROW_BLOCK, so that a matrix has few
+ * primitives: the code made for one takes about 150 KB. The rows of experts, many and short, are taken at
+ * once. */
 #define GEMM_ROWS 512
 #define GEMM_ROWS_WIDE 256
 #define GEMM_WIDE 16384
 #define GEMM_ROW_STEP 16
+#define GEMM_ROW_BLOCK 64
 
 struct gemm;
 
@@ -47,9 +50,12 @@ struct gemm_call {
     enum dtype y_dtype; /* float32, or bfloat16 where w->kept is that */
     int64_t rows;       /* at least 1; a primitive is made and kept for each number that comes */
     bool accumulate;    /* add to what y holds */
+    bool alone; /* the calling thread computes it by itself, as others may do theirs at the same time */
+    int thread; /* its number, below gemm_create's n_threads; where alone */
 };
 
-/* y = x w^T + bias (+ y). */
+/* y = x w^T + bias (+ y). From one thread, or, where all are `alone`, from as many as gemm_create was told.
+ */
 enum status gemm_run(struct gemm *gemm, const struct matrix *w, const struct gemm_call *call,
                      struct error *error);
 

@@ -1,40 +1,45 @@
 /* Mamba-1's selective scan.
  *
- * Channels are independent, so they are split: a thread has a stretch of blocks of LANES channels, and takes
- * it through all runs. Tokens go in tiles, so that the rows of a tile stay in the cache while the blocks go
- * over them. A block's states lie together as [state_dim][LANES] and stay in the first-level cache, or in
+ * Channels are independent, and so are runs. Where runs divide well among threads each has whole runs, mostly
+ * the rows that it had in the operations before; else, or where threads are left, the channels of a group of
+ * runs are split. A thread takes its blocks of LANES channels through its runs. Tokens go in tiles, and a
+ * tile in stretches of blocks: what is read of a stretch goes through buffers that stay in the second-level
+ * cache. A block's states lie together as [state_dim][LANES] and stay in the first-level cache, or in
  * registers where those are many. */
 #include "kernels/base/memory.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd.h"
 
 #include <math.h>
-#include <omp.h>
 
 #define LANES 16 /* channels a block: one cache line of float32 */
 #define VECTORS (LANES / SIMD_WIDTH)
 #define TILE 32 /* tokens */
+#define TILE_STRIDE                                                                                          \
+    (TILE + 1)     /* lines from a block's work to the next: not all on the same sets of the cache */
+#define STRETCH 64 /* blocks: 4 KiB of a row, and work that fits the second-level cache */
 #define LOG2_E 1.44269504088896340736
 
-/* A block's channels at a tile's tokens. */
-struct block_tile {
-    float beta[TILE][LANES], x[TILE][LANES], output[TILE][LANES];
-};
-
-/* What all threads share. */
 struct scan {
     const struct selective_scan_args *args;
     int64_t n_channels;
+};
+
+/* A thread's: blocks [first_block, end_block) at runs [first_run, end_run), and its working memory. */
+struct share {
+    int64_t first_block, end_block, first_run, end_run;
+    float *beta, *x; /* [STRETCH][TILE_STRIDE][LANES] */
+    float *B, *C;    /* [TILE][state_dim] in float32 */
     float *states;   /* [blocks][state_dim][LANES] */
     float *log2_A;   /* the same shape: A * log2 e, so that decays are powers of two */
     float *steepest; /* [blocks]: the largest -log2_A */
-    float *tiles;    /* [threads][2][TILE][state_dim]: B and C in float32 */
 };
 
-/* A thread's share. */
-struct share {
+/* Blocks [first_block, end_block) of a share, and their beta and x at a tile's tokens; x gives way to the
+ * output. */
+struct stretch {
     int64_t first_block, end_block;
-    float *B, *C; /* [TILE][state_dim] */
+    float *beta, *x;
 };
 
 /* Rows [first, end) of a tile, and the wanted ones among them. */
@@ -43,14 +48,14 @@ struct tile {
     int64_t state_place, decay_place; /* in the row lists, of the first wanted row */
 };
 
-static float *block_of(const struct scan *scan, float *table, int64_t block)
+static float *block_of(const struct scan *scan, const struct share *share, float *table, int64_t block)
 {
-    return table + block * scan->args->state_dim * LANES;
+    return table + (block - share->first_block) * scan->args->state_dim * LANES;
 }
 
-static void prepare_decays(const struct scan *scan, int64_t block)
+static void prepare_decays(const struct scan *scan, const struct share *share, int64_t block)
 {
-    float *to = block_of(scan, scan->log2_A, block), steepest = 0;
+    float *to = block_of(scan, share, share->log2_A, block), steepest = 0;
     for (int n = 0; n < scan->args->state_dim; n++) {
         const float *from = scan->args->A + n * scan->n_channels;
         for (int lane = 0; lane < LANES; lane++) {
@@ -61,13 +66,13 @@ static void prepare_decays(const struct scan *scan, int64_t block)
                 steepest = slope == slope ? -slope : INFINITY; /* not a number: nothing is mild */
         }
     }
-    scan->steepest[block] = steepest;
+    share->steepest[block - share->first_block] = steepest;
 }
 
 /* States of a block before a run: the carried ones or zeros. */
-static void start_states(const struct scan *scan, int64_t block, bool is_carried)
+static void start_states(const struct scan *scan, const struct share *share, int64_t block, bool is_carried)
 {
-    float *to = block_of(scan, scan->states, block);
+    float *to = block_of(scan, share, share->states, block);
     int64_t count = (int64_t)scan->args->state_dim * LANES;
     memset(to, 0, (size_t)count * sizeof *to);
     int64_t width = scan->n_channels - block * LANES < LANES ? scan->n_channels - block * LANES : LANES;
@@ -76,9 +81,9 @@ static void start_states(const struct scan *scan, int64_t block, bool is_carried
                (size_t)width * sizeof *to);
 }
 
-static void keep_states(const struct scan *scan, int64_t block)
+static void keep_states(const struct scan *scan, const struct share *share, int64_t block)
 {
-    const float *from = block_of(scan, scan->states, block);
+    const float *from = block_of(scan, share, share->states, block);
     int64_t width = scan->n_channels - block * LANES < LANES ? scan->n_channels - block * LANES : LANES;
     for (int n = 0; n < scan->args->state_dim; n++)
         memcpy(scan->args->carry + n * scan->n_channels + block * LANES, from + n * LANES,
@@ -112,66 +117,56 @@ static void write_decays(const struct scan *scan, int64_t block, const float *be
     }
 }
 
-/* A tensor's elements of a vector of channels, from a tile's first token on. Kept in registers: a store might
- * change a struct for all that the compiler knows. */
-struct column {
-    char *at;             /* NULL: not there */
-    int64_t stride, left; /* bytes from a token to the next; channels from the vector's first to the last */
+/* A stretch's channels: vectors up to `whole` need no look at the end of the row, which is at `end`; those
+ * from there to `padded` fill the last block with zeros. Kept in registers: a store might change a struct for
+ * all that the compiler knows. */
+struct lanes {
+    int64_t first, whole, end, padded;
+    float *beta, *x;
 };
 
-SIMD_INLINE struct column find_column(const struct tensor *t, int64_t row, int64_t c, const enum dtype dtype)
+static struct lanes find_lanes(const struct scan *scan, const struct stretch *stretch)
 {
-    int64_t size = dtype == DTYPE_F32 ? 4 : 2;
-    struct column column = {.stride = t->stride * size, .left = t->cols - c};
-    if (t->data != NULL)
-        column.at = (char *)t->data + row * column.stride + c * size;
-    return column;
+    struct lanes lanes = {.first = stretch->first_block * LANES,
+                          .padded = stretch->end_block * LANES,
+                          .beta = stretch->beta,
+                          .x = stretch->x};
+    lanes.end = lanes.padded < scan->n_channels ? lanes.padded : scan->n_channels;
+    lanes.whole = lanes.first + (lanes.end - lanes.first) / SIMD_WIDTH * SIMD_WIDTH;
+    return lanes;
 }
 
-/* Token i of a column. A whole block needs no look at the end of the row. */
-SIMD_INLINE vfloat column_read(const struct column column, int64_t i, const enum dtype dtype,
-                               const bool is_whole)
+/* Where a channel of a tile's token is in a stretch's beta and x. */
+SIMD_INLINE int64_t work_index(const struct lanes *lanes, int64_t channel, int64_t token)
 {
-    const char *from = column.at + i * column.stride;
-    return is_whole ? simd_get(from, dtype, 0) : simd_read(from, dtype, 0, column.left);
+    int64_t place = channel - lanes->first;
+    return (place / LANES * TILE_STRIDE + token) * LANES + place % LANES;
 }
 
-SIMD_INLINE void column_write(const struct column column, int64_t i, const enum dtype dtype,
-                              const bool is_whole, vfloat v)
-{
-    char *to = column.at + i * column.stride;
-    if (is_whole)
-        simd_put(to, dtype, 0, v);
-    else
-        simd_write(to, dtype, 0, column.left, v);
-}
-
-/* beta and x of a tile's tokens; returns the largest beta. */
-SIMD_INLINE float read_block(const struct scan *scan, int64_t block, const struct tile *tile,
-                             struct block_tile *work, const enum dtype x_dtype, const enum dtype dt_dtype,
-                             const bool is_whole)
+/* Row by row, so that the hardware's prefetchers see long runs of lines: going down the columns of one block
+ * at a time, half of the scan's time was waiting for memory (AVX-512, rows in the third-level cache). */
+SIMD_INLINE void read_rows(const struct scan *scan, const struct stretch *stretch, const struct tile *tile,
+                           const enum dtype x_dtype, const enum dtype dt_dtype)
 {
     const struct selective_scan_args *a = scan->args;
-    const int64_t n = tile->end - tile->first;
-    vfloat largest = {0};
-    for (int v = 0; v < VECTORS; v++) {
-        int64_t c = block * LANES + v * SIMD_WIDTH;
-        const vfloat bias = simd_read(a->dt_bias, DTYPE_F32, c, scan->n_channels);
-        const struct column x = find_column(&a->x, tile->first, c, x_dtype);
-        const struct column dt = find_column(&a->dt, tile->first, c, dt_dtype);
-        for (int64_t i = 0; i < n; i++) {
-            vfloat beta = simd_softplus(column_read(dt, i, dt_dtype, is_whole) + bias);
-            largest = simd_max(largest, beta);
-            simd_store(&work->beta[i][v * SIMD_WIDTH], beta);
-            simd_store(&work->x[i][v * SIMD_WIDTH], column_read(x, i, x_dtype, is_whole));
+    const struct lanes lanes = find_lanes(scan, stretch);
+    for (int64_t row = tile->first; row < tile->end; row++) {
+        const void *x_row = simd_row(&a->x, row), *dt_row = simd_row(&a->dt, row);
+        for (int64_t i = lanes.first; i < lanes.padded; i += SIMD_WIDTH) {
+            int64_t end = i < lanes.whole ? i + SIMD_WIDTH : lanes.end;
+            vfloat dt = simd_read(dt_row, dt_dtype, i, end);
+            vfloat x = simd_read(x_row, x_dtype, i, end);
+            vfloat bias = simd_read(a->dt_bias, DTYPE_F32, i, end);
+            int64_t at = work_index(&lanes, i, row - tile->first);
+            simd_store(lanes.beta + at, simd_softplus(dt + bias));
+            simd_store(lanes.x + at, x);
         }
     }
-    return simd_highest(largest);
 }
 
-/* Moves a block's states on by one token; output = C . h. is_mild: no decay of the tile is below 2^-125. */
-SIMD_INLINE void step(const float *beta, const float *x, const float *log2_A, const float *B, const float *C,
-                      const int n_states, const bool is_mild, float *states, float *output)
+/* Moves a block's states on by one token; x = C . h + D x. is_mild: no decay of the tile is below 2^-125. */
+SIMD_INLINE void step(const float *beta, const float *log2_A, const float *B, const float *C, const float *D,
+                      const int n_states, const bool is_mild, float *states, float *x)
 {
     vfloat rate[VECTORS], drive[VECTORS], sum[VECTORS];
     for (int v = 0; v < VECTORS; v++) {
@@ -191,8 +186,10 @@ SIMD_INLINE void step(const float *beta, const float *x, const float *log2_A, co
             sum[v] = simd_fma(h, c, sum[v]);
         }
     }
-    for (int v = 0; v < VECTORS; v++)
-        simd_store(output + v * SIMD_WIDTH, sum[v]);
+    for (int v = 0; v < VECTORS; v++) {
+        float *at = x + v * SIMD_WIDTH;
+        simd_store(at, simd_fma(simd_load(D + v * SIMD_WIDTH), simd_load(at), sum[v]));
+    }
 }
 
 static bool is_wanted(const struct row_list *rows, int64_t place, int64_t row)
@@ -201,85 +198,103 @@ static bool is_wanted(const struct row_list *rows, int64_t place, int64_t row)
 }
 
 SIMD_INLINE void scan_block(const struct scan *scan, const struct share *share, int64_t block,
-                            const struct tile *tile, struct block_tile *work, const int n_states,
+                            const struct tile *tile, const float *beta, float *x, const int n_states,
                             const bool is_mild)
 {
     const struct selective_scan_args *a = scan->args;
-    const float *log2_A = block_of(scan, scan->log2_A, block);
-    float *states = block_of(scan, scan->states, block);
+    const float *log2_A = block_of(scan, share, share->log2_A, block);
+    float *states = block_of(scan, share, share->states, block);
+    float D[LANES];
+    for (int64_t i = 0; i < LANES; i += SIMD_WIDTH)
+        simd_store(D + i, simd_read(a->D, DTYPE_F32, block * LANES + i, scan->n_channels));
     int64_t state_place = tile->state_place, decay_place = tile->decay_place;
     for (int64_t row = tile->first; row < tile->end; row++) {
         int64_t i = row - tile->first;
-        step(work->beta[i], work->x[i], log2_A, share->B + i * n_states, share->C + i * n_states, n_states,
-             is_mild, states, work->output[i]);
+        step(beta + i * LANES, log2_A, share->B + i * n_states, share->C + i * n_states, D, n_states, is_mild,
+             states, x + i * LANES);
         if (is_wanted(&a->state_rows, state_place, row))
             write_channel_major(scan, block, states, simd_row(&a->states, state_place++));
         if (is_wanted(&a->decay_rows, decay_place, row))
-            write_decays(scan, block, work->beta[i], simd_row(&a->decays, decay_place++));
-    }
-}
-
-/* D, the gate, and what leaves. */
-SIMD_INLINE void write_block(const struct scan *scan, int64_t block, const struct tile *tile,
-                             const struct block_tile *work, const enum dtype z_dtype,
-                             const enum dtype y_dtype, const bool is_whole)
-{
-    const struct selective_scan_args *a = scan->args;
-    const int64_t n = tile->end - tile->first;
-    for (int v = 0; v < VECTORS; v++) {
-        int64_t c = block * LANES + v * SIMD_WIDTH;
-        const vfloat D = simd_read(a->D, DTYPE_F32, c, scan->n_channels);
-        const struct column z = find_column(&a->z, tile->first, c, z_dtype);
-        const struct column y = find_column(&a->y, tile->first, c, y_dtype);
-        const struct column betas = find_column(&a->betas, tile->first, c, DTYPE_F32);
-        const struct column outputs = find_column(&a->outputs, tile->first, c, DTYPE_F32);
-        for (int64_t i = 0; i < n; i++) {
-            vfloat out =
-                simd_load(&work->output[i][v * SIMD_WIDTH]) + D * simd_load(&work->x[i][v * SIMD_WIDTH]);
-            if (betas.at != NULL)
-                column_write(betas, i, DTYPE_F32, is_whole, simd_load(&work->beta[i][v * SIMD_WIDTH]));
-            if (outputs.at != NULL)
-                column_write(outputs, i, DTYPE_F32, is_whole, out);
-            if (z.at != NULL)
-                out *= simd_silu(column_read(z, i, z_dtype, is_whole));
-            column_write(y, i, y_dtype, is_whole, out);
-        }
+            write_decays(scan, block, beta + i * LANES, simd_row(&a->decays, decay_place++));
     }
 }
 
 /* Below this the decays of a tile need no clamp: 2^x is a normal number and so are its parts. */
 #define MILD_EXPONENT 125.0f
 
-SIMD_INLINE void run_block(const struct scan *scan, const struct share *share, int64_t block,
-                           const struct tile *tile, const enum dtype x_dtype, const enum dtype dt_dtype,
-                           const enum dtype z_dtype, const enum dtype y_dtype, const bool is_whole)
+static void choose_scan(const struct scan *scan, const struct share *share, int64_t block,
+                        const struct tile *tile, const float *beta, float *x)
 {
-    struct block_tile work;
     int n_states = scan->args->state_dim;
-    float beta = read_block(scan, block, tile, &work, x_dtype, dt_dtype, is_whole);
-    bool is_mild = beta * scan->steepest[block] < MILD_EXPONENT;
+    vfloat largest = {0};
+    for (int64_t i = 0; i < (tile->end - tile->first) * LANES; i += SIMD_WIDTH)
+        largest = simd_max(largest, simd_load(beta + i));
+    bool is_mild = simd_highest(largest) * share->steepest[block - share->first_block] < MILD_EXPONENT;
     if (n_states == 16 && is_mild) /* all models that we know */
-        scan_block(scan, share, block, tile, &work, 16, true);
+        scan_block(scan, share, block, tile, beta, x, 16, true);
     else if (n_states == 16)
-        scan_block(scan, share, block, tile, &work, 16, false);
+        scan_block(scan, share, block, tile, beta, x, 16, false);
     else
-        scan_block(scan, share, block, tile, &work, n_states, false);
-    write_block(scan, block, tile, &work, z_dtype, y_dtype, is_whole);
+        scan_block(scan, share, block, tile, beta, x, n_states, false);
 }
 
-static void choose_block(const struct scan *scan, const struct share *share, int64_t block,
-                         const struct tile *tile)
+/* The gate, and what leaves. */
+SIMD_INLINE void write_rows(const struct scan *scan, const struct stretch *stretch, const struct tile *tile,
+                            const enum dtype z_dtype, const enum dtype y_dtype)
+{
+    const struct selective_scan_args *a = scan->args;
+    const struct lanes lanes = find_lanes(scan, stretch);
+    const bool has_gate = a->z.data != NULL;
+    for (int64_t row = tile->first; row < tile->end; row++) {
+        const void *z_row = has_gate ? simd_row(&a->z, row) : NULL;
+        void *y_row = simd_row(&a->y, row);
+        for (int64_t i = lanes.first; i < lanes.end; i += SIMD_WIDTH) {
+            int64_t end = i < lanes.whole ? i + SIMD_WIDTH : lanes.end;
+            vfloat out = simd_load(lanes.x + work_index(&lanes, i, row - tile->first));
+            if (has_gate)
+                out *= simd_silu(simd_read(z_row, z_dtype, i, end));
+            simd_write(y_row, y_dtype, i, end, out);
+        }
+    }
+}
+
+/* A captured row's values from beta or x of a stretch. */
+static void capture_rows(const struct scan *scan, const struct stretch *stretch, const struct tile *tile,
+                         const float *from, const struct tensor *to)
+{
+    const struct lanes lanes = find_lanes(scan, stretch);
+    for (int64_t row = tile->first; to->data != NULL && row < tile->end; row++)
+        for (int64_t i = lanes.first; i < lanes.end; i += SIMD_WIDTH)
+            simd_write(simd_row(to, row), DTYPE_F32, i, lanes.end,
+                       simd_load(from + work_index(&lanes, i, row - tile->first)));
+}
+
+SIMD_INLINE void run_stretch(const struct scan *scan, const struct share *share,
+                             const struct stretch *stretch, const struct tile *tile, const enum dtype x_dtype,
+                             const enum dtype dt_dtype, const enum dtype z_dtype, const enum dtype y_dtype)
+{
+    read_rows(scan, stretch, tile, x_dtype, dt_dtype);
+    for (int64_t block = stretch->first_block; block < stretch->end_block; block++) {
+        int64_t at = (block - stretch->first_block) * TILE_STRIDE * LANES;
+        choose_scan(scan, share, block, tile, stretch->beta + at, stretch->x + at);
+    }
+    capture_rows(scan, stretch, tile, stretch->beta, &scan->args->betas);
+    capture_rows(scan, stretch, tile, stretch->x, &scan->args->outputs);
+    write_rows(scan, stretch, tile, z_dtype, y_dtype);
+}
+
+static void choose_stretch(const struct scan *scan, const struct share *share, const struct stretch *stretch,
+                           const struct tile *tile)
 {
     const struct selective_scan_args *a = scan->args;
     enum dtype x = a->x.dtype, z = a->z.data == NULL ? x : a->z.dtype;
     bool is_even = x == a->dt.dtype && x == z && x == a->y.dtype;
-    bool is_whole = (block + 1) * LANES <= scan->n_channels;
-    if (is_whole && is_even && x == DTYPE_F32)
-        run_block(scan, share, block, tile, DTYPE_F32, DTYPE_F32, DTYPE_F32, DTYPE_F32, true);
-    else if (is_whole && is_even)
-        run_block(scan, share, block, tile, DTYPE_BF16, DTYPE_BF16, DTYPE_BF16, DTYPE_BF16, true);
+    if (is_even && x == DTYPE_F32)
+        run_stretch(scan, share, stretch, tile, DTYPE_F32, DTYPE_F32, DTYPE_F32, DTYPE_F32);
+    else if (is_even)
+        run_stretch(scan, share, stretch, tile, DTYPE_BF16, DTYPE_BF16, DTYPE_BF16, DTYPE_BF16);
     else
-        run_block(scan, share, block, tile, x, a->dt.dtype, z, a->y.dtype, false);
+        run_stretch(scan, share, stretch, tile, x, a->dt.dtype, z, a->y.dtype);
 }
 
 static void scan_tile(const struct scan *scan, const struct share *share, struct tile *tile)
@@ -292,50 +307,129 @@ static void scan_tile(const struct scan *scan, const struct share *share, struct
         widen_row(&a->B, row, n_states, share->B + (row - tile->first) * n_states);
         widen_row(&a->C, row, n_states, share->C + (row - tile->first) * n_states);
     }
-    for (int64_t block = share->first_block; block < share->end_block; block++)
-        choose_block(scan, share, block, tile);
+    for (int64_t block = share->first_block; block < share->end_block; block += STRETCH) {
+        struct stretch stretch = {
+            .first_block = block, .end_block = block + STRETCH, .beta = share->beta, .x = share->x};
+        if (stretch.end_block > share->end_block)
+            stretch.end_block = share->end_block;
+        choose_stretch(scan, share, &stretch, tile);
+    }
 }
 
 static void scan_share(const struct scan *scan, const struct share *share)
 {
     const struct runs *runs = &scan->args->runs;
     for (int64_t block = share->first_block; block < share->end_block; block++)
-        prepare_decays(scan, block);
-    for (int64_t i = 0; i < runs->n; i++) {
+        prepare_decays(scan, share, block);
+    for (int64_t i = share->first_run; i < share->end_run; i++) {
         for (int64_t block = share->first_block; block < share->end_block; block++)
-            start_states(scan, block, i == 0 && runs->carry_in);
+            start_states(scan, share, block, i == 0 && runs->carry_in);
         int64_t end = (int64_t)runs->list[i].start + runs->list[i].length;
         for (int64_t row = runs->list[i].start; row < end; row += TILE) {
             struct tile tile = {.first = row, .end = row + TILE < end ? row + TILE : end};
             scan_tile(scan, share, &tile);
         }
     }
-    for (int64_t block = share->first_block; runs->carry_out && block < share->end_block; block++)
-        keep_states(scan, block);
+}
+
+/* How work is split: n_groups of runs, and the channels of each among as many threads. */
+struct division {
+    int n_groups, n_columns;
+    int64_t n_blocks, share_blocks; /* of all channels; the most that a share has */
+};
+
+static int64_t count_tokens(const struct runs *runs, int64_t first, int64_t end)
+{
+    if (first >= end)
+        return 0;
+    const struct run *last = &runs->list[end - 1];
+    return (int64_t)last->start + last->length - runs->list[first].start;
+}
+
+/* The first run of a group: the one whose middle is nearest behind the group's share of the tokens. */
+static int64_t find_group(const struct runs *runs, int group, int n_groups)
+{
+    int64_t target = count_tokens(runs, 0, runs->n) * group / n_groups, i = 0;
+    if (group == n_groups)
+        return runs->n;
+    while (i < runs->n && runs->list[i].start - runs->list[0].start + runs->list[i].length / 2 < target)
+        i++;
+    return i;
+}
+
+/* No group has more than a twentieth above its share: else threads would wait for that one. */
+static bool divides_well(const struct runs *runs, int n_groups)
+{
+    int64_t n = count_tokens(runs, 0, runs->n);
+    for (int group = 0; group < n_groups; group++) {
+        int64_t tokens =
+            count_tokens(runs, find_group(runs, group, n_groups), find_group(runs, group + 1, n_groups));
+        if (tokens * n_groups > n + n / 20)
+            return false;
+    }
+    return true;
+}
+
+static struct division divide(const struct scan *scan, int n_threads)
+{
+    const struct runs *runs = &scan->args->runs;
+    struct division d = {.n_groups = n_threads, .n_blocks = (scan->n_channels + LANES - 1) / LANES};
+    while (d.n_groups > 1 &&
+           (n_threads % d.n_groups != 0 || runs->n < d.n_groups || !divides_well(runs, d.n_groups)))
+        d.n_groups--;
+    d.n_columns = n_threads / d.n_groups;
+    d.share_blocks = (d.n_blocks + d.n_columns - 1) / d.n_columns;
+    return d;
+}
+
+#define STRETCH_FLOATS (STRETCH * TILE_STRIDE * LANES)
+
+/* Of a share's working memory, in whole cache lines. */
+static int64_t share_floats(const struct scan *scan, const struct division *d)
+{
+    int64_t n = scan->args->state_dim;
+    int64_t floats = 2 * STRETCH_FLOATS + 2 * TILE * n + 2 * d->share_blocks * n * LANES + d->share_blocks;
+    return (floats + LANES - 1) / LANES * LANES;
+}
+
+static struct share make_share(const struct scan *scan, const struct division *d, int thread, float *memory)
+{
+    int64_t n = scan->args->state_dim, table = d->share_blocks * n * LANES;
+    int group = thread / d->n_columns, column = thread % d->n_columns;
+    struct share share = {.first_block = d->n_blocks * column / d->n_columns,
+                          .end_block = d->n_blocks * (column + 1) / d->n_columns,
+                          .first_run = find_group(&scan->args->runs, group, d->n_groups),
+                          .end_run = find_group(&scan->args->runs, group + 1, d->n_groups)};
+    share.beta = memory + share_floats(scan, d) * thread;
+    share.x = share.beta + STRETCH_FLOATS;
+    share.states = share.x + STRETCH_FLOATS;
+    share.log2_A = share.states + table;
+    share.B = share.log2_A + table;
+    share.C = share.B + TILE * n;
+    share.steepest = share.C + TILE * n;
+    return share;
 }
 
 static void cpu_selective_scan(struct backend *b, const struct selective_scan_args *args)
 {
     if (cpu_has_failed(b) || args->runs.n == 0)
         return;
-    struct scan scan = {.args = args, .n_channels = args->x.cols};
-    int64_t n_blocks = (scan.n_channels + LANES - 1) / LANES;
-    int64_t table = n_blocks * args->state_dim * LANES;
-    int64_t tile = (int64_t)TILE * args->state_dim;
-    scan.states = cpu_scratch(b, (size_t)(2 * table + 2 * tile * b->n_threads + n_blocks) * sizeof(float));
-    if (scan.states == NULL)
+    const struct scan scan = {.args = args, .n_channels = args->x.cols};
+    const struct division division = divide(&scan, b->n_threads);
+    float *memory = cpu_scratch(b, (size_t)(share_floats(&scan, &division) * b->n_threads) * sizeof *memory);
+    if (memory == NULL)
         return;
-    scan.log2_A = scan.states + table;
-    scan.tiles = scan.log2_A + table;
-    scan.steepest = scan.tiles + 2 * tile * b->n_threads;
-#pragma omp parallel num_threads(b->n_threads)
-    {
-        int64_t thread = omp_get_thread_num(), n_threads = omp_get_num_threads();
-        struct share share = {.first_block = n_blocks * thread / n_threads,
-                              .end_block = n_blocks * (thread + 1) / n_threads,
-                              .B = scan.tiles + 2 * tile * thread,
-                              .C = scan.tiles + 2 * tile * thread + tile};
+#pragma omp parallel for num_threads(b->n_threads) schedule(static, 1)
+    for (int thread = 0; thread < b->n_threads; thread++) {
+        struct share share = make_share(&scan, &division, thread, memory);
         scan_share(&scan, &share);
+    }
+    /* Not before all have read the carry that came in. */
+    for (int thread = 0; args->runs.carry_out && thread < b->n_threads; thread++) {
+        struct share share = make_share(&scan, &division, thread, memory);
+        bool has_last = share.first_run < share.end_run && share.end_run == args->runs.n;
+        for (int64_t block = share.first_block; has_last && block < share.end_block; block++)
+            keep_states(&scan, &share, block);
     }
 }
 

@@ -35,7 +35,13 @@ typedef uint16_t vhalf __attribute__((vector_size(2 * SIMD_WIDTH)));
 
 SIMD_INLINE vfloat simd_set(float value)
 {
-    return value - (vfloat){0};
+#if defined(__AVX512F__)
+    return _mm512_set1_ps(value);
+#elif defined(__AVX2__)
+    return _mm256_set1_ps(value);
+#else
+    return _mm_set1_ps(value);
+#endif
 }
 
 SIMD_INLINE vfloat simd_load(const float *from)
@@ -245,6 +251,29 @@ SIMD_INLINE vfloat simd_scale(vfloat p, vfloat rounded)
 }
 
 /* 2^(rate * slope) for a product in [-125, 0], relative error below 2e-7; exactly 1 at 0. */
+#if defined(__AVX512F__)
+/* 2^(i / 32): two registers, from which one instruction takes sixteen. */
+static const float simd_exp2_table[32] = {
+    1.0f,        1.0218972f,  1.04427373f, 1.06714046f, 1.09050775f, 1.1143868f,  1.13878858f, 1.1637249f,
+    1.18920708f, 1.21524739f, 1.24185777f, 1.26905096f, 1.29683959f, 1.32523668f, 1.35425556f, 1.38390994f,
+    1.41421354f, 1.44518077f, 1.47682619f, 1.50916445f, 1.54221082f, 1.5759809f,  1.61049032f, 1.64575553f,
+    1.68179286f, 1.71861935f, 1.75625217f, 1.79470909f, 1.8340081f,  1.87416768f, 1.91520655f, 1.95714414f};
+
+/* The product in whole 32nds, which the table and the exponent take, and a rest of at most 1/64: eight
+ * operations, two fewer than without a table. */
+SIMD_INLINE vfloat simd_exp2_product(vfloat rate, vfloat slope)
+{
+    const float rounder = SIMD_ROUNDER / 32;
+    vfloat rounded = simd_fma(rate, slope, simd_set(rounder));
+    vfloat n = rounded - rounder;
+    vfloat r = simd_fma(rate, slope, -n);
+    vfloat power =
+        _mm512_permutex2var_ps(simd_load(simd_exp2_table), (__m512i)rounded, simd_load(simd_exp2_table + 16));
+    vfloat p = simd_fma(r, simd_set(0.240226601f), simd_set(0.693157332f));
+    p = simd_fma(p, r, simd_set(1.0f));
+    return _mm512_scalef_ps(power * p, n);
+}
+#else
 SIMD_INLINE vfloat simd_exp2_product(vfloat rate, vfloat slope)
 {
     vfloat rounded = simd_fma(rate, slope, simd_set(SIMD_ROUNDER));
@@ -256,6 +285,7 @@ SIMD_INLINE vfloat simd_exp2_product(vfloat rate, vfloat slope)
     p = simd_fma(p, r, simd_set(1.0f));
     return (vfloat)((vuint)p + ((vuint)rounded << 23));
 }
+#endif
 
 /* The same bits for a product in [-125, 0], and 2^-126 for any below. */
 SIMD_INLINE vfloat simd_exp2_product_any(vfloat rate, vfloat slope)

@@ -1,6 +1,7 @@
 /* Rates of the CPU backend's operations at mamba-130m's shapes: GFLOP/s of products, tokens/s of the rest.
  *
- *   bench_kernels [threads [tokens]]        (default: all processors, 2048 tokens)
+ *   bench_kernels [threads [tokens [name]]]   (default: all processors, 2048 tokens, every operation and
+ * product)
  *
  * Each figure is the best of some repetitions. On one thread the processor's time counts, which other work on
  * the machine disturbs little; on more it is the clock's, and on a shared machine only ratios within one run
@@ -10,6 +11,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 enum { HIDDEN = 768, WIDTH = 1536, STATES = 16, RANK = 48, KERNEL = 4, REPETITIONS = 5 };
@@ -17,6 +19,7 @@ enum { HIDDEN = 768, WIDTH = 1536, STATES = 16, RANK = 48, KERNEL = 4, REPETITIO
 struct bench {
     struct backend *backend;
     int64_t n_tokens;
+    const char *only; /* an operation's or a product's name; NULL: all */
 };
 
 static double now_s(const struct bench *bench)
@@ -81,9 +84,16 @@ static void run_product(const struct bench *bench, void *context)
     bench->backend->ops->linear(bench->backend, p->x, p->w, NULL, (struct tensor){0}, p->y);
 }
 
+static bool is_wanted(const struct bench *bench, const char *name)
+{
+    return bench->only == NULL || strcmp(bench->only, name) == 0;
+}
+
 static void bench_product(const struct bench *bench, const char *name, int64_t rows, int64_t n, int64_t k,
                           enum dtype dtype)
 {
+    if (!is_wanted(bench, name))
+        return;
     const struct backend_ops *ops = bench->backend->ops;
     struct error error = {0};
     struct tensor w = make_tensor(dtype, n, k);
@@ -188,18 +198,22 @@ static void bench_dtype(const struct bench *bench, enum dtype dtype)
     bench_product(bench, "lm_head", bench->n_tokens / 4 + 1, 50280, HIDDEN, dtype);
     bench_product(bench, "odd", 100, 2 * WIDTH, HIDDEN, dtype);
     bench_product(bench, "single", 1, 2 * WIDTH, HIDDEN, dtype);
-    bench_scan(bench, dtype);
-    bench_conv(bench, dtype);
-    bench_norm(bench, dtype);
+    if (is_wanted(bench, "selective_scan"))
+        bench_scan(bench, dtype);
+    if (is_wanted(bench, "conv_silu"))
+        bench_conv(bench, dtype);
+    if (is_wanted(bench, "rms_norm"))
+        bench_norm(bench, dtype);
 }
 
 int main(int n_arguments, char **arguments)
 {
     struct error error = {0};
-    struct bench bench = {.n_tokens = n_arguments > 2 ? atoll(arguments[2]) : 2048};
+    struct bench bench = {.n_tokens = n_arguments > 2 ? atoll(arguments[2]) : 2048,
+                          .only = n_arguments > 3 ? arguments[3] : NULL};
     memory_tune();
     if (bench.n_tokens < 1 || bench.n_tokens > 1 << 20) {
-        fprintf(stderr, "usage: bench_kernels [threads [tokens, 1 to 1048576]]\n");
+        fprintf(stderr, "usage: bench_kernels [threads [tokens, 1 to 1048576 [name]]]\n");
         return STATUS_USAGE;
     }
     must(backend_create_cpu(n_arguments > 1 ? atoi(arguments[1]) : 0, &bench.backend, &error), &error);

@@ -1,19 +1,16 @@
 #include "pipeline/device.h"
 
+#include "kernels/base/processors.h"
 #include "kernels/cuda/cuda_backend.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 int device_count_threads(int64_t wanted, int node_count)
 {
     if (wanted > 0)
         return (int)wanted;
-    cpu_set_t set;
-    int mine = 1;
+    int mine = processors_count();
     long online = sysconf(_SC_NPROCESSORS_ONLN);
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        mine = CPU_COUNT(&set);
     /* A launcher that binds ranks has divided the processors already. */
     if (mine >= online && node_count > 1)
         mine /= node_count;

@@ -1,6 +1,7 @@
 #include "pipeline/landing.h"
 
 #include "kernels/base/memory.h"
+#include "kernels/base/processors.h"
 #include "pipeline/clock.h"
 
 #include <pthread.h>
@@ -100,6 +101,7 @@ static void *run_landing(void *context)
     struct landing *l = context;
     struct note note;
     bool failed = false;
+    processors_release_thread();
     while (await_note(l, &note)) {
         struct error error = {0};
         if (!failed)

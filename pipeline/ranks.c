@@ -2,6 +2,7 @@
 
 #include "kernels/base/log.h"
 #include "kernels/base/memory.h"
+#include "kernels/base/processors.h"
 #include "pipeline/clock.h"
 
 #include <math.h>
@@ -279,6 +280,7 @@ static void *answer_in_thread(void *context)
 {
     struct ranks *ranks = context;
     double pause_s = POLL_SECONDS;
+    processors_release_thread();
     for (bool answering = true; answering;) {
         pthread_mutex_lock(&ranks->lock);
         answering = ranks->answering;

@@ -4,6 +4,7 @@
 #include "engine/safetensors.h"
 #include "kernels/base/log.h"
 #include "kernels/base/memory.h"
+#include "kernels/base/processors.h"
 #include "pipeline/batches.h"
 #include "pipeline/clock.h"
 #include "pipeline/device.h"
@@ -241,6 +242,7 @@ static void *attend(void *context)
 {
     struct job_run *run = context;
     bool reported = false;
+    processors_release_thread();
     while (atomic_load(&run->attending)) {
         char why[64];
         if (stop_signal() != 0 && !reported) {

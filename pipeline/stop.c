@@ -1,6 +1,7 @@
 #include "pipeline/stop.h"
 
 #include "kernels/base/error.h"
+#include "kernels/base/processors.h"
 #include "pipeline/clock.h"
 
 #include <pthread.h>
@@ -53,6 +54,7 @@ static void *watch_deadline(void *unused)
 {
     (void)unused;
     static const char message[] = "actdump: the grace period is over; the unit at hand is dropped\n";
+    processors_release_thread();
     for (;;) {
         double left = stop_seconds_left();
         if (left <= 0) {

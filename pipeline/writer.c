@@ -1,6 +1,7 @@
 #include "pipeline/writer.h"
 
 #include "kernels/base/memory.h"
+#include "kernels/base/processors.h"
 #include "pipeline/chunk.h"
 #include "pipeline/files.h"
 #include "pipeline/segment.h"
@@ -325,6 +326,7 @@ static void step_back(void)
 static void *run_worker(void *context)
 {
     struct writer *w = context;
+    processors_release_thread();
     step_back();
     struct chunk_compressor *compressor = w->compressors[atomic_fetch_add(&w->next_worker, 1)];
     struct slot *slot;
@@ -645,6 +647,7 @@ static void *run_hdf5(void *context)
 {
     struct writer *w = context;
     const struct slot *slot;
+    processors_release_thread();
     hdf5_start();
     while ((slot = await_ready(w)) != NULL) {
         double began = now_s();

@@ -1,10 +1,10 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/base/memory.h"
+#include "kernels/base/processors.h"
 #include "kernels/cpu/gemm.h"
 
 #include "cpu_op_files.h"
 
-#include <sched.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -183,23 +183,6 @@ static enum status choose_isa(enum cpu_isa *out, struct error *error)
         wanted, isa_words[best]);
 }
 
-/* Processors that this process may run on; at least 1. */
-static int count_processors(void)
-{
-    for (int n = 1024; n <= 1 << 20; n *= 4) {
-        cpu_set_t *set = CPU_ALLOC(n);
-        if (set == NULL)
-            return 1;
-        size_t bytes = CPU_ALLOC_SIZE(n);
-        int failed = sched_getaffinity(0, bytes, set);
-        int count = failed ? 0 : CPU_COUNT_S(bytes, set);
-        CPU_FREE(set);
-        if (!failed)
-            return count > 0 ? count : 1;
-    }
-    return 1;
-}
-
 static void fill_table(struct cpu_backend *cpu)
 {
     cpu->ops = (struct backend_ops){.destroy = cpu_destroy,
@@ -225,7 +208,7 @@ enum status backend_create_cpu(int n_threads, struct backend **out, struct error
     struct cpu_backend *cpu = memory;
     cpu->isa = isa;
     cpu->base.is_host = true;
-    cpu->base.n_threads = n_threads > 0 ? n_threads : count_processors();
+    cpu->base.n_threads = n_threads > 0 ? n_threads : processors_count();
     snprintf(cpu->base.name, sizeof cpu->base.name, "cpu (%s, %d thread%s)", isa_names[isa],
              cpu->base.n_threads, cpu->base.n_threads == 1 ? "" : "s");
     fill_table(cpu);

@@ -1,8 +1,8 @@
 /* Processors that this process may use, whatever OpenMP made of them.
  *
- * Where OMP_PROC_BIND or OMP_PLACES is set, as on many clusters, OpenMP binds the program's first thread to one
- * processor before main begins. Asked for the processors that it may run on, that thread then says one; and
- * threads that it starts stay on that one, together. */
+ * Where OMP_PROC_BIND or OMP_PLACES is set, as on many clusters, OpenMP binds the program's first thread to
+ * one processor before main begins. Asked for the processors that it may run on, that thread then says one;
+ * and threads that it starts stay on that one, together. */
 #ifndef ACTDUMP_BASE_PROCESSORS_H
 #define ACTDUMP_BASE_PROCESSORS_H
 

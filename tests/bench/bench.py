@@ -101,7 +101,7 @@ def bench_models(a, results):
                       f"{r['store_tokens_s']:8.0f}{r['share_of_gemm_bound']:7.2f}{capture:>9}{writing:>9}{r['gemm_gflops']:9.0f}"
                       f"{r['peak_mb']:9.0f}{behind}", flush=True)
     print(f"tokens/s on {a.threads} threads; products: the matrix products alone; share: store over products; capture: over "
-          "bare; writing: over forward, the commit's fsync included, which a run does beside the next unit\n", flush=True)
+          "bare; writing: over forward, a unit of the store while the one before it is committed\n", flush=True)
 
 
 def list_values(a, family):

@@ -116,27 +116,20 @@ static void run_batch(struct bench *b, enum pass pass, const struct batch *batch
     ops_watch_record(false);
 }
 
-static void commit(struct bench *b, int64_t tokens)
+static bool writes(enum pass pass)
 {
-    struct error e = {0};
-    struct segment_record record;
-    bool have;
-    bench_check(watch_finish_unit(b->watch, tokens, &e), &e);
-    bench_check(watch_settle(b->watch, &e), &e);
-    bench_check(writer_collect(b->writer, true, &record, &have, &e), &e);
-    segment_record_fini(&record);
+    return pass == PASS_STORE || pass == PASS_NEXT_UNIT;
 }
 
-struct pass_result bench_run(struct bench *b, enum pass pass)
+/* The batches of a pass; those of a unit of the store where it writes one. */
+static void run_unit(struct bench *b, enum pass pass, int64_t unit, struct pass_result *result)
 {
     struct error e = {0};
-    struct pass_result result = {0};
-    double start = clock_seconds();
     int64_t tokens = 0;
-    watch_connect(b->watch, b->backend, pass == PASS_STORE ? b->writer : NULL);
+    watch_connect(b->watch, b->backend, writes(pass) ? b->writer : NULL);
     batches_begin(b->batches, 0);
-    if (pass == PASS_STORE)
-        bench_check(watch_begin_unit(b->watch, 0, &e), &e);
+    if (writes(pass))
+        bench_check(watch_begin_unit(b->watch, unit, &e), &e);
     for (int64_t i = 0; i < b->n_batches; i++) {
         struct batch batch;
         const struct sequence *sequences;
@@ -147,12 +140,37 @@ struct pass_result bench_run(struct bench *b, enum pass pass)
         run_batch(b, pass, &batch, sequences);
         tokens += batch.n_tokens;
         if (pass == PASS_PRODUCTS)
-            result.products_s += ops_watch_replay(b->backend);
+            result->products_s += ops_watch_replay(b->backend);
     }
-    if (pass == PASS_STORE)
-        commit(b, tokens);
-    result.tokens = (double)tokens;
+    if (writes(pass)) {
+        bench_check(watch_finish_unit(b->watch, tokens, &e), &e);
+        bench_check(watch_settle(b->watch, &e), &e);
+    }
+    result->tokens = (double)tokens;
+}
+
+/* Waits for the commit of the oldest unit that has none. */
+static void await_commit(struct bench *b)
+{
+    struct error e = {0};
+    struct segment_record record;
+    bool have;
+    bench_check(writer_collect(b->writer, true, &record, &have, &e), &e);
+    segment_record_fini(&record);
+}
+
+struct pass_result bench_run(struct bench *b, enum pass pass)
+{
+    struct pass_result result = {0};
+    if (pass == PASS_NEXT_UNIT)
+        run_unit(b, pass, 0, &result);
+    double start = clock_seconds();
+    run_unit(b, pass, pass == PASS_NEXT_UNIT ? 1 : 0, &result);
+    if (writes(pass))
+        await_commit(b);
     result.seconds = clock_seconds() - start - result.products_s;
+    if (pass == PASS_NEXT_UNIT)
+        await_commit(b);
     return result;
 }
 

@@ -26,7 +26,9 @@ enum pass {
     PASS_BARE,     /* the same forward where nothing is captured */
     PASS_DROPPED,  /* the job's captures: rows chosen and dropped */
     PASS_PRODUCTS, /* the same; after each batch its matrix products are run again */
-    PASS_STORE     /* rows compressed, written and committed: the store's unit 0 is these batches */
+    PASS_STORE,    /* rows compressed, written and committed: the store's unit 0 is these batches */
+    PASS_NEXT_UNIT /* the same as unit 1 while unit 0 is committed, as in a run: from when the forward of unit
+                    * 0 is over until that of unit 1 is, and the commit of unit 0 */
 };
 
 struct pass_result {

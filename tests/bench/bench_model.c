@@ -6,7 +6,8 @@
  *             forward is recorded and run again, with the same matrices and row counts and nothing between
  *   bare      the forward where nothing is captured
  *   forward   the forward, rows chosen and dropped
- *   store     the forward, rows compressed and written into a store (the job's path), committed and synced
+ *   store     the forward of a unit of a store (the job's path), its rows compressed and written, while the
+ * unit before it is committed and synced, as in a run
  *
  * Prints one JSON object: tokens/s of each, medians over the rounds, and the ratios. The rounds are
  * interleaved since machines are noisy: a ratio is taken within a round. With --ops also what each operation
@@ -14,7 +15,8 @@
  * many threads as a run gives it and on all; the bare forward and the products are left out then.
  * --quick, for sequences so long that a pass takes minutes: one round without warming up, of the captured
  * forward with its products run again, and of `store` (whose times --ops shows).
- * --serve: passes of `store`, one for each line of standard input, each answered by {"tokens", "seconds"}. */
+ * --serve: passes of `store` with their own commit, one for each line of standard input, each answered by
+ * {"tokens", "seconds"}. */
 #include "pipeline/clock.h"
 #include "pipeline/hdf5_util.h"
 #include "pipeline/store.h"
@@ -147,7 +149,7 @@ static double write_again(const struct bench *b, const struct held *held, int n_
 static void run_products_round(struct bench *b, struct rounds *r, int i)
 {
     struct pass_result with_products = bench_run(b, PASS_PRODUCTS), bare = bench_run(b, PASS_BARE),
-                       dropped = bench_run(b, PASS_DROPPED), store = bench_run(b, PASS_STORE);
+                       dropped = bench_run(b, PASS_DROPPED), store = bench_run(b, PASS_NEXT_UNIT);
     r->products[i] = with_products.products_s;
     r->bare[i] = bare.seconds;
     r->forward[i] = dropped.seconds;

@@ -3,28 +3,19 @@
 #include "kernels/base/memory.h"
 #include "kernels/base/processors.h"
 #include "pipeline/chunk.h"
-#include "pipeline/files.h"
-#include "pipeline/segment.h"
-#include "pipeline/store.h"
+#include "pipeline/hdf5_util.h"
+#include "pipeline/writer_segment.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
-#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
-
-enum { PATH_BYTES = 4096 };
-
-/* Large enough for a disk to take it as one, small beside a segment. */
-enum { WRITE_BACK_BYTES = 8 << 20 };
 
 enum { WORKER_NICENESS = 3 };
 
@@ -36,30 +27,20 @@ struct slot {
     enum slot_kind kind;
     bool ready; /* under the lock */
     int64_t unit, first_sequence, n_tokens;
-    int64_t dataset, first_row, n_rows, chunk_rows;
-    int64_t n_overflow; /* before the rows were handed over */
-    char *source;       /* the rows as handed over, zeros after them */
-    char *shuffled;     /* stored dtype */
-    char *packed;       /* also where a conversion goes before it is shuffled */
-    const char *out;    /* the chunk as it goes into the file */
-    size_t out_bytes;
+    struct writer_chunk chunk; /* which rows: by the caller; bytes and statistics: by a worker */
+    int64_t n_overflow;        /* before the rows were handed over */
+    char *source;              /* the rows as handed over, zeros after them */
+    char *shuffled;            /* stored dtype */
+    char *packed;              /* also where a conversion goes before it is shuffled */
     void *statistics_memory;
-    struct statistics statistics;
 };
 
-/* A dataset of the segment at hand, as the caller's thread sees it. */
+/* A dataset of the unit at hand. */
 struct filling {
     char *buffer; /* the current chunk, source dtype */
     int64_t n_filled;
     int64_t n_submitted; /* rows in chunks before it */
     int64_t n_overflow;
-};
-
-/* The same, as the HDF5 thread sees it. */
-struct written {
-    hid_t id; /* negative: not created yet */
-    int64_t n_rows;
-    struct statistics statistics;
 };
 
 struct done {
@@ -69,7 +50,6 @@ struct done {
 
 struct writer {
     const struct layout *layout;
-    char folder[PATH_BYTES], segments[PATH_BYTES + 16];
     int n_threads;
 
     /* the caller's */
@@ -84,21 +64,14 @@ struct writer {
     struct slot *slots;
     int64_t n_slots;
     int64_t n_submitted, n_taken, n_written; /* under the lock, like all below */
-    bool stop;
+    bool stop, met_nonfinite;
     struct error failure;
     int64_t n_pending; /* units finished by the caller and not yet committed */
     struct done *first_done, *last_done;
     double waited_s, compressed_s, wrote_s;
-    bool met_nonfinite;
-    struct writer_place nonfinite;
+    struct writer_place nonfinite; /* where met_nonfinite */
 
-    /* the HDF5 thread's */
-    struct written *written; /* [n_datasets] */
-    hid_t file;              /* negative: none */
-    char temporary[FILES_PATH_BYTES];
-    int sync_fd;                                      /* the same file, to sync it by; negative: none */
-    int64_t chunk_bytes_written, chunk_bytes_started; /* started: on their way to the disk */
-    char *hash_buffer;
+    struct writer_segment segment; /* the HDF5 thread's */
 
     struct arena arena;
     struct chunk_compressor **compressors; /* [n_threads] */
@@ -108,27 +81,6 @@ struct writer {
     pthread_t hdf5_thread;
     _Atomic int next_worker; /* hands each worker its number */
 };
-
-/* ---------------------------------------------------------------- faults on demand */
-
-static _Atomic int64_t faults[WRITER_FAULT_COUNT] = {-1, -1, -1, -1, -1, -1};
-
-void writer_fail_at(enum writer_fault fault, int64_t n)
-{
-    atomic_store(&faults[fault], n);
-}
-
-/* True where this call is to fail; errno says as what. */
-static bool is_fault_due(enum writer_fault fault)
-{
-    int64_t left = atomic_load(&faults[fault]);
-    while (left >= 0 && !atomic_compare_exchange_weak(&faults[fault], &left, left - 1))
-        ;
-    if (left != 0)
-        return false;
-    errno = fault == WRITER_FAULT_CHUNK ? ENOSPC : EIO;
-    return true;
-}
 
 /* ---------------------------------------------------------------- memory */
 
@@ -180,21 +132,15 @@ static void place_all(struct writer *w, const struct layout *layout, struct aren
     size_t n = (size_t)layout->n_datasets;
     place_slots(w, layout, arena);
     w->filling = arena_take(arena, n * sizeof *w->filling);
-    w->written = arena_take(arena, n * sizeof *w->written);
-    w->hash_buffer = arena_take(arena, FILES_HASH_BYTES);
     w->compressors = arena_take(arena, (size_t)w->n_threads * sizeof *w->compressors);
     w->workers = arena_take(arena, (size_t)w->n_threads * sizeof *w->workers);
     for (size_t i = 0; i < n; i++) {
         const struct dataset *d = &layout->datasets[i];
         char *buffer = arena_take(arena, (size_t)(d->chunk_rows * d->width) * dtype_size(d->source_dtype));
-        void *memory = layout_has_statistics(d) ? arena_take(arena, statistics_bytes(d->width)) : NULL;
-        if (w->filling == NULL)
-            continue;
-        w->filling[i].buffer = buffer;
-        w->written[i].id = H5I_INVALID_HID;
-        if (memory != NULL)
-            statistics_place(&w->written[i].statistics, memory, d->width, layout_is_masked(d));
+        if (w->filling != NULL)
+            w->filling[i].buffer = buffer;
     }
+    writer_segment_place(&w->segment, layout, arena);
 }
 
 size_t writer_bytes(const struct layout *layout, const struct writer_options *options)
@@ -266,8 +212,10 @@ static int64_t count_overflow(const struct dataset *d, const void *source, const
 static enum status pack_slot(struct writer *w, struct slot *slot, struct chunk_compressor *compressor,
                              struct error *error)
 {
-    const struct dataset *d = &w->layout->datasets[slot->dataset];
-    int64_t n = slot->n_rows * d->width, n_chunk = slot->chunk_rows * d->width, n_overflow = slot->n_overflow;
+    struct writer_chunk *chunk = &slot->chunk;
+    const struct dataset *d = &w->layout->datasets[chunk->dataset];
+    int64_t n = chunk->n_rows * d->width, n_chunk = chunk->chunk_rows * d->width;
+    int64_t n_overflow = slot->n_overflow;
     const char *stored = slot->source;
     if (d->source_dtype != d->dtype) {
         dtype_convert(slot->packed, d->dtype, slot->source, d->source_dtype, (size_t)n_chunk);
@@ -276,19 +224,19 @@ static enum status pack_slot(struct writer *w, struct slot *slot, struct chunk_c
             n_overflow += count_overflow(d, slot->source, stored, n);
     }
     if (layout_has_statistics(d)) {
-        statistics_place(&slot->statistics, slot->statistics_memory, d->width, layout_is_masked(d));
-        statistics_of(&slot->statistics, stored, d->dtype, slot->n_rows, slot->first_row);
-        slot->statistics.n_overflow = n_overflow;
+        statistics_place(&chunk->statistics, slot->statistics_memory, d->width, layout_is_masked(d));
+        statistics_of(&chunk->statistics, stored, d->dtype, chunk->n_rows, chunk->first_row);
+        chunk->statistics.n_overflow = n_overflow;
     }
     size_t size = dtype_size(d->dtype), bytes = (size_t)n_chunk * size;
-    slot->out = stored;
-    slot->out_bytes = bytes;
+    chunk->bytes = stored;
+    chunk->n_bytes = bytes;
     if (w->layout->compression == 0)
         return STATUS_OK;
     chunk_shuffle(slot->shuffled, stored, size, bytes);
-    slot->out = slot->packed;
+    chunk->bytes = slot->packed;
     return chunk_compress(compressor, slot->packed, chunk_bound(bytes), slot->shuffled, bytes,
-                          &slot->out_bytes, error);
+                          &chunk->n_bytes, error);
 }
 
 /* The next submitted slot in order; NULL when the writer stops. */
@@ -340,237 +288,27 @@ static void *run_worker(void *context)
     return NULL;
 }
 
-/* ---------------------------------------------------------------- the HDF5 thread: one segment */
-
-/* Puts what is left where the segment was to go into a sentence. */
-static void describe_room(const struct writer *w, char *text, size_t size)
-{
-    struct statvfs fs;
-    struct rlimit limit;
-    size_t used = 0;
-    text[0] = '\0';
-    if (statvfs(w->folder, &fs) == 0)
-        used = (size_t)snprintf(text, size, ", %" PRIu64 " bytes are free there",
-                                (uint64_t)fs.f_bavail * (uint64_t)fs.f_frsize);
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && used < size)
-        snprintf(text + used, size - used, " and no file may be larger than %" PRIu64 " bytes",
-                 (uint64_t)limit.rlim_cur);
-}
-
-/* Where HDF5 failed (errnum 0: its stack tells why) or the system did. needed: bytes of the write; 0: not
- * known. */
-static enum status write_error(struct writer *w, const struct slot *slot, int errnum, size_t needed,
-                               struct error *error)
-{
-    char name[64], room[192], need[192] = "";
-    store_segment_name(slot->unit, name);
-    describe_room(w, room, sizeof room);
-    if (needed > 0)
-        snprintf(need, sizeof need, "its next chunk needs %zu bytes after %" PRId64 ", ", needed,
-                 w->chunk_bytes_written);
-    if (errnum == 0)
-        errnum = hdf5_errno();
-    hdf5_forget();
-    if (errnum == 0)
-        return error_set(error, STATUS_RESOURCE, "%s/%s cannot be written (%sHDF5 failed%s)", w->folder, name,
-                         need, room);
-    return error_set_errno(error, STATUS_RESOURCE, errnum, "%s/%s cannot be written (%sunit %" PRId64 "%s)",
-                           w->folder, name, need, slot->unit, room);
-}
-
-/* Puts the segment and the room left in front of what `call` said. */
-static enum status with_place(const struct writer *w, const struct slot *slot, enum status call,
-                              struct error *error)
-{
-    char name[64], room[192];
-    if (call == STATUS_OK)
-        return call;
-    store_segment_name(slot->unit, name);
-    describe_room(w, room, sizeof room);
-    error_prefix(error, "%s/%s cannot be written (unit %" PRId64 "%s)", w->folder, name, slot->unit, room);
-    return call;
-}
-
-static void close_datasets(struct writer *w)
-{
-    for (int64_t i = 0; i < w->layout->n_datasets; i++) {
-        if (w->written[i].id >= 0)
-            H5Dclose(w->written[i].id);
-        w->written[i].id = H5I_INVALID_HID;
-    }
-}
-
-static int close_sync_fd(struct writer *w)
-{
-    int errnum = w->sync_fd >= 0 && close(w->sync_fd) != 0 ? errno : 0;
-    w->sync_fd = -1;
-    return errnum;
-}
-
-/* Drops the segment at hand. HDF5 may be unable to close a file that it could not write; then its descriptor
- * stays open, so the file is emptied before it is removed, or its blocks would stay taken. */
-static void discard_segment(struct writer *w)
-{
-    close_datasets(w);
-    if (w->file >= 0)
-        H5Fclose(w->file);
-    hdf5_forget();
-    w->file = H5I_INVALID_HID;
-    close_sync_fd(w);
-    if (w->temporary[0] != '\0') {
-        int ignored = truncate(w->temporary, 0);
-        (void)ignored;
-        unlink(w->temporary);
-    }
-    w->temporary[0] = '\0';
-}
-
-static enum status begin_segment(struct writer *w, const struct slot *slot, struct error *error)
-{
-    discard_segment(w);
-    w->chunk_bytes_written = w->chunk_bytes_started = 0;
-    for (int64_t i = 0; i < w->layout->n_datasets; i++) {
-        w->written[i].n_rows = 0;
-        if (layout_has_statistics(&w->layout->datasets[i]))
-            statistics_reset(&w->written[i].statistics);
-    }
-    char name[64];
-    store_segment_name(slot->unit, name);
-    TRY(files_name_temporary(w->segments, strrchr(name, '/') + 1, w->temporary, error));
-    if (is_fault_due(WRITER_FAULT_CREATE))
-        return error_set_errno(error, STATUS_RESOURCE, errno, "%s cannot be created", w->temporary);
-    TRY(with_place(w, slot, hdf5_create(w->temporary, &w->file, error), error));
-    w->sync_fd = open(w->temporary, O_RDONLY | O_CLOEXEC);
-    return w->sync_fd >= 0 ? STATUS_OK : write_error(w, slot, errno, 0, error);
-}
-
-/* Sends what has come to the disk without waiting for it, so that the sync at the segment's end, during which
- * nothing else is written, has little left to do. A failure shows there: the descriptor has been open since
- * before. */
-static void start_write_back(struct writer *w)
-{
-    if (w->chunk_bytes_written - w->chunk_bytes_started < WRITE_BACK_BYTES)
-        return;
-    w->chunk_bytes_started = w->chunk_bytes_written;
-    sync_file_range(w->sync_fd, 0, 0, SYNC_FILE_RANGE_WRITE);
-}
-
-static enum status create_dataset(struct writer *w, int64_t dataset, int64_t chunk_rows, struct error *error)
-{
-    return segment_create_chunked(w->file, &w->layout->datasets[dataset], chunk_rows, w->layout->compression,
-                                  &w->written[dataset].id, error);
-}
+/* ---------------------------------------------------------------- the HDF5 thread */
 
 static enum status refuse_nonfinite(struct writer *w, const struct slot *slot, struct error *error)
 {
-    const struct statistics *s = &slot->statistics;
+    int64_t dataset = slot->chunk.dataset, row = slot->chunk.statistics.first_nonfinite_row;
     pthread_mutex_lock(&w->lock);
     w->met_nonfinite = true;
-    w->nonfinite =
-        (struct writer_place){.unit = slot->unit, .dataset = slot->dataset, .row = s->first_nonfinite_row};
+    w->nonfinite = (struct writer_place){.unit = slot->unit, .dataset = dataset, .row = row};
     pthread_mutex_unlock(&w->lock);
     return error_set(error, STATUS_INPUT,
                      "%s: an element is not finite, first in row %" PRId64 " of the unit",
-                     w->layout->datasets[slot->dataset].path, s->first_nonfinite_row);
+                     w->layout->datasets[dataset].path, row);
 }
 
 static enum status write_chunk(struct writer *w, const struct slot *slot, struct error *error)
 {
-    struct written *written = &w->written[slot->dataset];
-    const struct dataset *d = &w->layout->datasets[slot->dataset];
-    hsize_t size[VALUE_MAX_AXES + 1], offset[VALUE_MAX_AXES + 1] = {(hsize_t)slot->first_row};
-    if (written->id < 0)
-        TRY(with_place(w, slot, create_dataset(w, slot->dataset, slot->chunk_rows, error), error));
-    segment_get_shape(d, slot->first_row + slot->n_rows, size);
-    if (is_fault_due(WRITER_FAULT_CHUNK))
-        return write_error(w, slot, errno, slot->out_bytes, error);
-    if (H5Dset_extent(written->id, size) < 0 ||
-        H5Dwrite_chunk(written->id, H5P_DEFAULT, 0, offset, slot->out_bytes, slot->out) < 0)
-        return write_error(w, slot, 0, slot->out_bytes, error);
-    written->n_rows += slot->n_rows;
-    w->chunk_bytes_written += (int64_t)slot->out_bytes;
-    start_write_back(w);
-    if (!layout_has_statistics(d))
-        return STATUS_OK;
-    statistics_merge(&written->statistics, &slot->statistics);
-    return w->stop_on_nonfinite && slot->statistics.n_nonfinite > 0 ? refuse_nonfinite(w, slot, error)
-                                                                    : STATUS_OK;
-}
-
-/* What follows the chunks: datasets that got no row, statistics, the file's own attributes. */
-static enum status write_rest(struct writer *w, const struct slot *slot, struct error *error)
-{
-    for (int64_t i = 0; i < w->layout->n_datasets; i++) {
-        const struct dataset *d = &w->layout->datasets[i];
-        if (w->written[i].id < 0)
-            TRY(create_dataset(w, i, layout_chunk_rows(d, 0), error));
-        if (layout_has_statistics(d))
-            TRY(segment_write_statistics(w->file, d, &w->written[i].statistics, "m2", w->layout->compression,
-                                         NULL, error));
-    }
-    TRY(hdf5_set_string(w->file, "actdump", ACTDUMP_VERSION, error));
-    TRY(hdf5_set_int(w->file, "store_version", STORE_VERSION, error));
-    TRY(hdf5_set_int(w->file, "unit", slot->unit, error));
-    TRY(hdf5_set_int(w->file, "first_sequence", slot->first_sequence, error));
-    return hdf5_set_int(w->file, "n_tokens", slot->n_tokens, error);
-}
-
-static enum status close_file(struct writer *w, const struct slot *slot, struct error *error)
-{
-    if (is_fault_due(WRITER_FAULT_CLOSE))
-        return write_error(w, slot, errno, 0, error);
-    if (H5Fflush(w->file, H5F_SCOPE_LOCAL) < 0)
-        return write_error(w, slot, 0, 0, error);
-    close_datasets(w);
-    hid_t file = w->file;
-    w->file = H5I_INVALID_HID;
-    return H5Fclose(file) < 0 ? write_error(w, slot, 0, 0, error) : STATUS_OK;
-}
-
-static int sync_file(const struct writer *w)
-{
-    return is_fault_due(WRITER_FAULT_SYNC) || fsync(w->sync_fd) != 0 ? errno : 0;
-}
-
-static int sync_folder(const struct writer *w)
-{
-    return is_fault_due(WRITER_FAULT_FOLDER_SYNC) ? errno : files_sync(w->segments);
-}
-
-/* Syncs the closed file, gives it its name and syncs the folder. */
-static enum status publish_file(struct writer *w, const struct slot *slot, struct segment_record *record,
-                                struct error *error)
-{
-    char name[64], path[FILES_PATH_BYTES];
-    store_segment_name(slot->unit, name);
-    snprintf(path, sizeof path, "%s/%s", w->folder, name);
-    int errnum = sync_file(w);
-    if (errnum == 0)
-        errnum = close_sync_fd(w);
-    if (errnum == 0)
-        errnum = files_hash(w->temporary, w->hash_buffer, &record->bytes, &record->checksum);
-    if (errnum == 0 && (is_fault_due(WRITER_FAULT_RENAME) || rename(w->temporary, path) != 0))
-        errnum = errno;
-    if (errnum != 0)
-        return write_error(w, slot, errnum, 0, error);
-    w->temporary[0] = '\0';
-    errnum = sync_folder(w);
-    return errnum == 0 ? STATUS_OK : write_error(w, slot, errnum, 0, error);
-}
-
-static void fill_record(const struct writer *w, const struct slot *slot, struct segment_record *record)
-{
-    record->unit = slot->unit;
-    record->first_sequence = slot->first_sequence;
-    record->n_tokens = slot->n_tokens;
-    for (int64_t i = 0; i < w->layout->n_datasets; i++) {
-        const struct dataset *d = &w->layout->datasets[i];
-        record->raw_bytes += w->written[i].n_rows * d->row_bytes;
-        if (d->rows == ROWS_OF_CAPTURE)
-            record->n_rows[d->capture] = w->written[i].n_rows;
-        else
-            record->n_sequences = w->written[i].n_rows;
-    }
+    const struct writer_chunk *chunk = &slot->chunk;
+    TRY(writer_segment_write(&w->segment, chunk, error));
+    bool has_nonfinite =
+        layout_has_statistics(&w->layout->datasets[chunk->dataset]) && chunk->statistics.n_nonfinite > 0;
+    return w->stop_on_nonfinite && has_nonfinite ? refuse_nonfinite(w, slot, error) : STATUS_OK;
 }
 
 static enum status finish_segment(struct writer *w, const struct slot *slot, struct error *error)
@@ -584,11 +322,13 @@ static enum status finish_segment(struct writer *w, const struct slot *slot, str
         return error_set(error, STATUS_RESOURCE, "out of memory: a segment's record");
     }
     done->record.n_rows = rows;
-    enum status status;
-    TRY_ELSE(with_place(w, slot, write_rest(w, slot, error), error), failed);
-    TRY_ELSE(close_file(w, slot, error), failed);
-    TRY_ELSE(publish_file(w, slot, &done->record, error), failed);
-    fill_record(w, slot, &done->record);
+    enum status status =
+        writer_segment_finish(&w->segment, slot->first_sequence, slot->n_tokens, &done->record, error);
+    if (status != STATUS_OK) {
+        segment_record_fini(&done->record);
+        free(done);
+        return status;
+    }
     pthread_mutex_lock(&w->lock);
     if (w->last_done != NULL)
         w->last_done->next = done;
@@ -598,23 +338,19 @@ static enum status finish_segment(struct writer *w, const struct slot *slot, str
     w->n_pending--;
     pthread_mutex_unlock(&w->lock);
     return STATUS_OK;
-failed:
-    segment_record_fini(&done->record);
-    free(done);
-    return status;
 }
 
 static enum status write_slot(struct writer *w, const struct slot *slot, struct error *error)
 {
     switch (slot->kind) {
     case SLOT_BEGIN:
-        return begin_segment(w, slot, error);
+        return writer_segment_begin(&w->segment, slot->unit, error);
     case SLOT_CHUNK:
         return write_chunk(w, slot, error);
     case SLOT_FINISH:
         return finish_segment(w, slot, error);
     case SLOT_ABANDON:
-        discard_segment(w);
+        writer_segment_discard(&w->segment);
         break;
     }
     return STATUS_OK;
@@ -653,14 +389,14 @@ static void *run_hdf5(void *context)
         double began = now_s();
         struct error error = {0};
         if (has_failed(w)) {
-            discard_segment(w);
+            writer_segment_discard(&w->segment);
         } else if (write_slot(w, slot, &error) != STATUS_OK) {
-            discard_segment(w);
+            writer_segment_discard(&w->segment);
             keep_failure(w, &error);
         }
         free_slot(w, now_s() - began);
     }
-    discard_segment(w);
+    writer_segment_discard(&w->segment);
     return NULL;
 }
 
@@ -712,12 +448,7 @@ enum status writer_create(const struct layout *layout, const struct writer_optio
     w->n_threads = options->n_threads;
     w->stop_on_nonfinite = options->stop_on_nonfinite;
     w->n_slots = count_slots(options->n_threads);
-    w->file = H5I_INVALID_HID;
-    w->sync_fd = -1;
-    enum status status = STATUS_OK;
-    if ((size_t)snprintf(w->folder, sizeof w->folder, "%s", options->folder) >= sizeof w->folder)
-        status = error_set(error, STATUS_USAGE, "the store's path %.64s... is too long", options->folder);
-    snprintf(w->segments, sizeof w->segments, "%s/segments", w->folder);
+    enum status status = writer_segment_init(&w->segment, layout, options->folder, error);
     if (status == STATUS_OK)
         status = prepare(w, error);
     if (status != STATUS_OK) {
@@ -816,15 +547,16 @@ static enum status submit_chunk(struct writer *w, int64_t dataset, struct error 
     TRY(acquire_slot(w, &slot, error));
     slot->kind = SLOT_CHUNK;
     slot->unit = w->unit;
-    slot->dataset = dataset;
-    slot->first_row = f->n_submitted;
-    slot->n_rows = f->n_filled;
     slot->n_overflow = f->n_overflow;
-    slot->chunk_rows = f->n_submitted > 0 ? d->chunk_rows : layout_chunk_rows(d, f->n_filled);
+    struct writer_chunk *chunk = &slot->chunk;
+    chunk->dataset = dataset;
+    chunk->first_row = f->n_submitted;
+    chunk->n_rows = f->n_filled;
+    chunk->chunk_rows = f->n_submitted > 0 ? d->chunk_rows : layout_chunk_rows(d, f->n_filled);
     size_t row_bytes = (size_t)d->width * dtype_size(d->source_dtype),
-           used = (size_t)slot->n_rows * row_bytes;
+           used = (size_t)chunk->n_rows * row_bytes;
     memcpy(slot->source, f->buffer, used);
-    memset(slot->source + used, 0, (size_t)(slot->chunk_rows - slot->n_rows) * row_bytes);
+    memset(slot->source + used, 0, (size_t)(chunk->chunk_rows - chunk->n_rows) * row_bytes);
     f->n_submitted += f->n_filled;
     f->n_filled = f->n_overflow = 0;
     submit_slot(w);

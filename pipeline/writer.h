@@ -7,9 +7,9 @@
  * Chunks reach the file in the order in which the caller filled them: the bytes of a segment depend on its
  * rows alone. All memory is allocated at creation.
  *
- * A segment is written as segments/.NNNNNN.h5.<host>.<pid>.tmp, flushed, closed, synced, renamed, and its
- * folder synced; a file under its final name is whole. Failures are kept: the first one is returned by the
- * next call, and leaves no file behind but that temporary one, which is removed where possible. */
+ * A file under its final name is whole; how it gets there is in writer_segment.h. Failures are kept: the
+ * first one is returned by the next call, and leaves no file behind but the temporary one, which is removed
+ * where possible. */
 #ifndef ACTDUMP_PIPELINE_WRITER_H
 #define ACTDUMP_PIPELINE_WRITER_H
 

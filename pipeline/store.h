@@ -1,7 +1,8 @@
 /* A store's folder and its store.json.
  *
- *   <folder>/store.json            the manifest, written atomically (temporary name, fsync, rename, fsync of
- * the folder) <folder>/store.h5              virtual datasets over the segments, made by index_build
+ *   <folder>/store.json            the manifest, written atomically: temporary name, fsync, rename, fsync of
+ *                                  the folder
+ *   <folder>/store.h5              virtual datasets over the segments, made by index_build
  *   <folder>/segments/000000.h5    one for each unit
  *   <folder>/store.lock            of the running job
  *

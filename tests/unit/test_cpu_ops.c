@@ -498,6 +498,12 @@ static const struct linear_case linear_cases[] = {
     {530, 70, 20, DTYPE_F32, DTYPE_F32, DTYPE_F32, true, ADDEND_Y, 0},
     {1100, 31, 9, DTYPE_F32, DTYPE_F32, DTYPE_F32, false, ADDEND_F32, 1},
     {3, 20000, 5, DTYPE_F32, DTYPE_F32, DTYPE_F32, false, ADDEND_NONE, 0},
+    /* from here on each thread has rows of its own */
+    {800, 48, 40, DTYPE_F32, DTYPE_F32, DTYPE_F32, true, ADDEND_Y, 0},
+    {1531, 33, 17, DTYPE_F32, DTYPE_F32, DTYPE_F32, true, ADDEND_F32, 0},
+    {1600, 31, 24, DTYPE_F32, DTYPE_F32, DTYPE_BF16, false, ADDEND_BF16, 2},
+    {1607, 40, 31, DTYPE_BF16, DTYPE_BF16, DTYPE_BF16, true, ADDEND_Y, 0},
+    {800, 17000, 2, DTYPE_F32, DTYPE_F32, DTYPE_F32, false, ADDEND_NONE, 0},
     {300, 17000, 3, DTYPE_F32, DTYPE_F32, DTYPE_BF16, false, ADDEND_NONE, 0},
     {40, 80, 1536, DTYPE_F32, DTYPE_F32, DTYPE_F32, false, ADDEND_NONE, 0},
     {40, 16, 768, DTYPE_BF16, DTYPE_F32, DTYPE_F32, false, ADDEND_NONE, 0},
@@ -748,16 +754,24 @@ static void test_matrix_memory(void **state)
     for_each_backend(matrix_memory_run);
 }
 
-static void grouped_case_run(struct backend *b, enum dtype dtype, int64_t n, int64_t k)
-{
-    enum { EXPERTS = 6, ROWS = 41 };
-    int32_t offsets[EXPERTS + 1] = {0, 0, 3, 20, 20, 36, 41};
-    uint64_t seed = 51;
-    struct guarded x = guarded_random(dtype, ROWS, k, 1, &seed), y = guarded_create(dtype, ROWS, n, 2),
-                   w[EXPERTS];
-    struct matrix *experts[EXPERTS] = {0};
-    double *want = doubles_create(ROWS * n), *slack = doubles_create(ROWS * n);
+/* Of six experts: some without rows, and in `many` enough rows for each thread to have its own. */
+enum { EXPERTS = 6 };
+static const int32_t few_rows[EXPERTS + 1] = {0, 0, 3, 20, 20, 36, 41};
+static const int32_t many_rows[EXPERTS + 1] = {0, 0, 333, 341, 1020, 1020, 1301};
 
+/* gap: elements between rows. Without any an expert's rows are multiplied over those of the next one. */
+static void grouped_case_run(struct backend *b, enum dtype dtype, int64_t n, int64_t k, const int32_t *bounds,
+                             int gap)
+{
+    int32_t offsets[EXPERTS + 1];
+    int64_t n_rows = bounds[EXPERTS];
+    uint64_t seed = 51;
+    struct guarded x = guarded_random(dtype, n_rows, k, gap, &seed),
+                   y = guarded_create(dtype, n_rows, n, gap), w[EXPERTS];
+    struct matrix *experts[EXPERTS] = {0};
+    double *want = doubles_create(n_rows * n), *slack = doubles_create(n_rows * n);
+
+    memcpy(offsets, bounds, sizeof offsets);
     for (int e = 0; e < EXPERTS; e++) {
         w[e] = guarded_random(dtype, n, k, 1, &seed);
         assert_int_equal(b->ops->matrix_create(b, &w[e].t, dtype, "w", &experts[e], NULL), STATUS_OK);
@@ -766,7 +780,7 @@ static void grouped_case_run(struct backend *b, enum dtype dtype, int64_t n, int
         struct tensor part = tensor_rows(x.t, first, rows), none = {0};
         reference_linear(&c, &part, &w[e].t, NULL, &none, want + first * n, slack + first * n);
     }
-    struct expert_groups groups = {.offsets = offsets, .n_experts = EXPERTS, .top_k = 1, .n_tokens = ROWS};
+    struct expert_groups groups = {.offsets = offsets, .n_experts = EXPERTS, .top_k = 1, .n_tokens = n_rows};
     b->ops->grouped_linear(b, x.t, &groups, experts, y.t);
     check_done(b, "grouped_linear");
     check_sums(&y, want, slack, 3e-7, "grouped_linear");
@@ -782,11 +796,15 @@ static void grouped_case_run(struct backend *b, enum dtype dtype, int64_t n, int
 
 static void grouped_run(struct backend *b)
 {
-    grouped_case_run(b, DTYPE_F32, 24, 16);
-    grouped_case_run(b, DTYPE_F32, 7, 33);
-    grouped_case_run(b, DTYPE_BF16, 48, 40);
-    grouped_case_run(b, DTYPE_F32, 512, 40); /* weights that are kept as [n, k]: ALIASING_FLOATS */
-    grouped_case_run(b, DTYPE_BF16, 1024, 24);
+    for (int gap = 0; gap < 2; gap++) {
+        grouped_case_run(b, DTYPE_F32, 24, 16, few_rows, gap);
+        grouped_case_run(b, DTYPE_F32, 7, 33, few_rows, gap);
+        grouped_case_run(b, DTYPE_BF16, 48, 40, few_rows, gap);
+        grouped_case_run(b, DTYPE_F32, 512, 40, few_rows, gap); /* kept as [n, k]: ALIASING_FLOATS */
+        grouped_case_run(b, DTYPE_BF16, 1024, 24, few_rows, gap);
+        grouped_case_run(b, DTYPE_F32, 32, 24, many_rows, gap);
+        grouped_case_run(b, DTYPE_BF16, 48, 40, many_rows, gap);
+    }
 }
 
 static void test_grouped_linear_equals_reference(void **state)
@@ -821,6 +839,9 @@ static const struct mamba_case mamba_cases[] = {
     {"no gate", 17, 3, DTYPE_BF16, false, false, {33, 2}},
     {"many states", 40, 70, DTYPE_F32, true, true, {80, 5}},
     {"long", 31, 16, DTYPE_F32, true, true, {700}},
+    {"runs for two", 40, 16, DTYPE_F32, true, true, {30, 34, 33, 31}},
+    {"runs for three", 33, 4, DTYPE_BF16, true, true, {50, 50, 51}},
+    {"wider than a stretch", 1100, 16, DTYPE_F32, true, true, {40}},
 };
 
 struct mamba_data {

@@ -357,14 +357,14 @@ static int64_t find_group(const struct runs *runs, int group, int n_groups)
     return i;
 }
 
-/* No group has more than a twentieth above its share: else threads would wait for that one. */
+/* No group has more than a twentieth above its share, for which threads would wait, and none has nothing. */
 static bool divides_well(const struct runs *runs, int n_groups)
 {
     int64_t n = count_tokens(runs, 0, runs->n);
     for (int group = 0; group < n_groups; group++) {
         int64_t tokens =
             count_tokens(runs, find_group(runs, group, n_groups), find_group(runs, group + 1, n_groups));
-        if (tokens * n_groups > n + n / 20)
+        if (tokens == 0 || tokens * n_groups > n + n / 20)
             return false;
     }
     return true;
@@ -427,7 +427,7 @@ static void cpu_selective_scan(struct backend *b, const struct selective_scan_ar
     /* Not before all have read the carry that came in. */
     for (int thread = 0; args->runs.carry_out && thread < b->n_threads; thread++) {
         struct share share = make_share(&scan, &division, thread, memory);
-        bool has_last = share.first_run < share.end_run && share.end_run == args->runs.n;
+        bool has_last = share.end_run == args->runs.n;
         for (int64_t block = share.first_block; has_last && block < share.end_block; block++)
             keep_states(&scan, &share, block);
     }

@@ -768,8 +768,8 @@ static void grouped_case_run(struct backend *b, enum dtype dtype, int64_t n, int
     int32_t offsets[EXPERTS + 1];
     int64_t n_rows = bounds[EXPERTS];
     uint64_t seed = 51;
-    struct guarded x = guarded_random(dtype, n_rows, k, 1, &seed),
-                   y = guarded_create(dtype, n_rows, n, gap), w[EXPERTS];
+    struct guarded x = guarded_random(dtype, n_rows, k, 1, &seed), y = guarded_create(dtype, n_rows, n, gap),
+                   w[EXPERTS];
     struct matrix *experts[EXPERTS] = {0};
     double *want = doubles_create(n_rows * n), *slack = doubles_create(n_rows * n);
 

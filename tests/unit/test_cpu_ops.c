@@ -761,19 +761,20 @@ enum { EXPERTS = 6 };
 static const int32_t few_rows[EXPERTS + 1] = {0, 0, 3, 20, 20, 36, 41};
 static const int32_t many_rows[EXPERTS + 1] = {0, 0, 330, 431, 645, 865, 1301};
 
-/* gap: elements between rows of y. Without any an expert's rows are multiplied over those of the next one. */
+/* gap: elements between rows. Without any an expert's rows are multiplied over those of the next one. */
 static void grouped_case_run(struct backend *b, enum dtype dtype, int64_t n, int64_t k, const int32_t *bounds,
                              int gap)
 {
     int32_t offsets[EXPERTS + 1];
     int64_t n_rows = bounds[EXPERTS];
     uint64_t seed = 51;
-    struct guarded x = guarded_random(dtype, n_rows, k, 1, &seed), y = guarded_create(dtype, n_rows, n, gap),
+    struct guarded x = guarded_create(dtype, n_rows, k, gap), y = guarded_create(dtype, n_rows, n, gap),
                    w[EXPERTS];
     struct matrix *experts[EXPERTS] = {0};
     double *want = doubles_create(n_rows * n), *slack = doubles_create(n_rows * n);
 
     memcpy(offsets, bounds, sizeof offsets);
+    tensor_randomize(&x.t, 0, 1, &seed);
     for (int e = 0; e < EXPERTS; e++) {
         w[e] = guarded_random(dtype, n, k, 1, &seed);
         assert_int_equal(b->ops->matrix_create(b, &w[e].t, dtype, "w", &experts[e], NULL), STATUS_OK);

@@ -15,8 +15,8 @@
 #define LANES 16 /* channels a block: one cache line of float32 */
 #define VECTORS (LANES / SIMD_WIDTH)
 #define TILE 32 /* tokens */
-#define TILE_STRIDE                                                                                          \
-    (TILE + 1)     /* lines from a block's work to the next: not all on the same sets of the cache */
+/* Lines from a block's work to the next: not all on the same sets of the cache. */
+#define TILE_STRIDE (TILE + 1)
 #define STRETCH 64 /* blocks: 4 KiB of a row, and work that fits the second-level cache */
 #define LOG2_E 1.44269504088896340736
 
@@ -258,7 +258,7 @@ SIMD_INLINE void write_rows(const struct scan *scan, const struct stretch *stret
     }
 }
 
-/* A captured row's values from beta or x of a stretch. */
+/* Captured rows: their values from beta or x of a stretch. */
 static void capture_rows(const struct scan *scan, const struct stretch *stretch, const struct tile *tile,
                          const float *from, const struct tensor *to)
 {
@@ -349,12 +349,17 @@ static int64_t count_tokens(const struct runs *runs, int64_t first, int64_t end)
 /* The first run of a group: the one whose middle is nearest behind the group's share of the tokens. */
 static int64_t find_group(const struct runs *runs, int group, int n_groups)
 {
-    int64_t target = count_tokens(runs, 0, runs->n) * group / n_groups, i = 0;
+    int64_t target = count_tokens(runs, 0, runs->n) * group / n_groups, low = 0, high = runs->n;
     if (group == n_groups)
         return runs->n;
-    while (i < runs->n && runs->list[i].start - runs->list[0].start + runs->list[i].length / 2 < target)
-        i++;
-    return i;
+    while (low < high) {
+        int64_t i = low + (high - low) / 2;
+        if (runs->list[i].start - runs->list[0].start + runs->list[i].length / 2 < target)
+            low = i + 1;
+        else
+            high = i;
+    }
+    return low;
 }
 
 /* No group has more than a twentieth above its share, for which threads would wait, and none has nothing. */

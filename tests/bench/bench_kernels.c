@@ -1,7 +1,6 @@
 /* Rates of the CPU backend's operations at mamba-130m's shapes: GFLOP/s of products, tokens/s of the rest.
  *
- *   bench_kernels [threads [tokens [name]]]   (default: all processors, 2048 tokens, every operation and
- * product)
+ *   bench_kernels [threads [tokens [name]]]   (default: all processors, 2048 tokens, all operations)
  *
  * Each figure is the best of some repetitions. On one thread the processor's time counts, which other work on
  * the machine disturbs little; on more it is the clock's, and on a shared machine only ratios within one run

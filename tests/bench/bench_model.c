@@ -6,8 +6,8 @@
  *             forward is recorded and run again, with the same matrices and row counts and nothing between
  *   bare      the forward where nothing is captured
  *   forward   the forward, rows chosen and dropped
- *   store     the forward of a unit of a store (the job's path), its rows compressed and written, while the
- * unit before it is committed and synced, as in a run
+ *   store     the forward of a unit of a store (the job's path), its rows compressed and written,
+ *             while the unit before it is committed and synced, as in a run
  *
  * Prints one JSON object: tokens/s of each, medians over the rounds, and the ratios. The rounds are
  * interleaved since machines are noisy: a ratio is taken within a round. With --ops also what each operation

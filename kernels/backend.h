@@ -73,7 +73,7 @@ struct selective_scan_args {
     int state_dim;           /* N */
     struct runs runs;        /* clipped by the caller where it works in pieces of a batch */
     float *carry;            /* [N, C] state in and out, see struct runs; NULL where neither is asked for */
-    struct tensor y;         /* [T, C] */
+    struct tensor y;         /* [T, C]; may be x */
     struct tensor betas;     /* [T, C] float32, optional */
     struct tensor outputs;   /* [T, C] head outputs, float32, optional */
     struct row_list state_rows;

@@ -28,11 +28,11 @@ enum status mamba1_load(struct loader *l, const struct model *m, struct mamba1 *
 /* A run at work, and its scratch. */
 struct run_state {
     const struct mamba1 *mixer;
-    struct tensor xz;             /* [T, 2 * channels] */
-    struct tensor x;              /* [T, channels] after the convolution */
-    struct tensor rBC;            /* [T, dt_rank + 2 * state_dim] */
-    struct tensor dt;             /* [T, channels] */
-    struct tensor y;              /* [T, channels], gated: what out_proj reads, so its rows lie end to end */
+    struct tensor xz;  /* [T, 2 * channels] */
+    struct tensor x;   /* [T, channels] after the convolution; the scan puts its gated outputs, which
+                          out_proj reads, in their place */
+    struct tensor rBC; /* [T, dt_rank + 2 * state_dim] */
+    struct tensor dt;  /* [T, channels] */
     struct tensor betas, outputs; /* [T, channels] float32, where wanted */
 };
 
@@ -46,7 +46,6 @@ static struct run_state take_scratch(struct forward *f)
         .x = forward_take(f, T, width, m->load_dtype),
         .rBC = forward_take(f, T, m->dt_rank + 2 * (int64_t)m->state_dim, m->load_dtype),
         .dt = forward_take(f, T, width, m->load_dtype),
-        .y = forward_take(f, T, width, m->load_dtype),
         .betas = forward_take_if(f, forward_wants(f, VALUE_LINEAR_BETAS), width, DTYPE_F32),
         .outputs = forward_take_if(f, forward_wants(f, VALUE_LINEAR_HEAD_OUTPUTS), width, DTYPE_F32),
     };
@@ -131,7 +130,7 @@ static void run_piece(struct forward *f, const void *mixer, const struct scan_pi
                                        .state_dim = f->model->state_dim,
                                        .runs = piece->runs,
                                        .carry = piece->state,
-                                       .y = tensor_rows(s->y, first, n),
+                                       .y = tensor_rows(s->x, first, n),
                                        .betas = tensor_rows(s->betas, first, n),
                                        .outputs = tensor_rows(s->outputs, first, n),
                                        .state_rows = piece->state_rows,
@@ -147,7 +146,7 @@ void mamba1_run(struct forward *f, const struct mamba1 *mixer)
         return;
     struct run_state s = take_scratch(f);
     s.mixer = mixer;
-    s.xz.rows = s.x.rows = s.y.rows = s.rBC.rows = s.dt.rows = s.betas.rows = s.outputs.rows = f->n_tokens;
+    s.xz.rows = s.x.rows = s.rBC.rows = s.dt.rows = s.betas.rows = s.outputs.rows = f->n_tokens;
     project_in(f, &s);
     project_steps(f, &s);
     if (f->done)
@@ -160,5 +159,5 @@ void mamba1_run(struct forward *f, const struct mamba1 *mixer)
     scan_run(f, &scan);
     forward_offer(f, VALUE_LINEAR_BETAS, s.betas);
     forward_offer(f, VALUE_LINEAR_HEAD_OUTPUTS, s.outputs);
-    forward_project(f, s.y, mixer->out_proj, mixer->out_bias, VALUE_LINEAR_OUTPUT);
+    forward_project(f, s.x, mixer->out_proj, mixer->out_bias, VALUE_LINEAR_OUTPUT);
 }

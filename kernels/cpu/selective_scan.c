@@ -14,10 +14,10 @@
 
 #define LANES 16 /* channels a block: one cache line of float32 */
 #define VECTORS (LANES / SIMD_WIDTH)
-#define TILE 32 /* tokens */
+#define TILE 16 /* tokens */
 /* Lines from a block's work to the next: not all on the same sets of the cache. */
 #define TILE_STRIDE (TILE + 1)
-#define STRETCH 64 /* blocks: 4 KiB of a row, and work that fits the second-level cache */
+#define STRETCH 128 /* blocks: 8 KiB of a row, and 272 KiB of work, which fit the second-level cache */
 #define LOG2_E 1.44269504088896340736
 
 struct scan {
@@ -166,7 +166,7 @@ SIMD_INLINE void read_rows(const struct scan *scan, const struct stretch *stretc
 
 /* Moves a block's states on by one token; x = C . h + D x. is_mild: no decay of the tile is below 2^-125. */
 SIMD_INLINE void step(const float *beta, const float *log2_A, const float *B, const float *C, const float *D,
-                      const int n_states, const bool is_mild, float *states, float *x)
+                      const int n_states, const bool is_mild, vfloat_there *states, float *x)
 {
     vfloat rate[VECTORS], drive[VECTORS], sum[VECTORS];
     for (int v = 0; v < VECTORS; v++) {
@@ -174,16 +174,16 @@ SIMD_INLINE void step(const float *beta, const float *log2_A, const float *B, co
         drive[v] = rate[v] * simd_load(x + v * SIMD_WIDTH);
         sum[v] = (vfloat){0};
     }
+#pragma GCC unroll 16
     for (int n = 0; n < n_states; n++) {
         const vfloat b = simd_set(B[n]), c = simd_set(C[n]);
         for (int v = 0; v < VECTORS; v++) {
-            float *state = states + n * LANES + v * SIMD_WIDTH;
             vfloat slope = simd_load(log2_A + n * LANES + v * SIMD_WIDTH);
             vfloat decay =
                 is_mild ? simd_exp2_product(rate[v], slope) : simd_exp2_product_any(rate[v], slope);
-            vfloat h = simd_fma(decay, simd_load(state), drive[v] * b);
-            simd_store(state, h);
+            vfloat h = simd_fma(decay, states[n * VECTORS + v], drive[v] * b);
             sum[v] = simd_fma(h, c, sum[v]);
+            states[n * VECTORS + v] = h;
         }
     }
     for (int v = 0; v < VECTORS; v++) {
@@ -192,9 +192,42 @@ SIMD_INLINE void step(const float *beta, const float *log2_A, const float *B, co
     }
 }
 
+#define HELD_STATES 16
+
+/* Tokens of a block that are worked through with nothing captured between them. Where there are as many
+ * states as all models that we know have, and a vector holds a whole block, they stay in registers. */
+SIMD_INLINE void walk(const float *log2_A, const float *B, const float *C, const float *D, const int n_states,
+                      const bool is_mild, const int64_t n_tokens, const float *beta, float *states, float *x)
+{
+    vfloat_there held[HELD_STATES];
+    const bool holds = VECTORS == 1 && n_states == HELD_STATES;
+    if (holds)
+#pragma GCC unroll 16
+        for (int n = 0; n < HELD_STATES; n++)
+            held[n] = simd_load(states + n * LANES);
+    for (int64_t i = 0; i < n_tokens; i++) /* a token's row: LANES of beta and x, n_states of B and C */
+        step(beta + i * LANES, log2_A, B + i * n_states, C + i * n_states, D, n_states, is_mild,
+             holds ? held : (vfloat_there *)states, x + i * LANES);
+    if (holds)
+#pragma GCC unroll 16
+        for (int n = 0; n < HELD_STATES; n++)
+            simd_store(states + n * LANES, held[n]);
+}
+
 static bool is_wanted(const struct row_list *rows, int64_t place, int64_t row)
 {
     return place < rows->n && rows->index[place] == row;
+}
+
+/* The row after the next wanted one: up to there nothing is captured but at its end. */
+static int64_t row_after(const struct row_list *rows, int64_t place)
+{
+    return place < rows->n ? (int64_t)rows->index[place] + 1 : INT64_MAX;
+}
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
 }
 
 SIMD_INLINE void scan_block(const struct scan *scan, const struct share *share, int64_t block,
@@ -207,15 +240,18 @@ SIMD_INLINE void scan_block(const struct scan *scan, const struct share *share, 
     float D[LANES];
     for (int64_t i = 0; i < LANES; i += SIMD_WIDTH)
         simd_store(D + i, simd_read(a->D, DTYPE_F32, block * LANES + i, scan->n_channels));
-    int64_t state_place = tile->state_place, decay_place = tile->decay_place;
-    for (int64_t row = tile->first; row < tile->end; row++) {
+    int64_t state_place = tile->state_place, decay_place = tile->decay_place, end;
+    for (int64_t row = tile->first; row < tile->end; row = end) {
         int64_t i = row - tile->first;
-        step(beta + i * LANES, log2_A, share->B + i * n_states, share->C + i * n_states, D, n_states, is_mild,
-             states, x + i * LANES);
-        if (is_wanted(&a->state_rows, state_place, row))
+        end = min64(min64(row_after(&a->state_rows, state_place), row_after(&a->decay_rows, decay_place)),
+                    tile->end);
+        walk(log2_A, share->B + i * n_states, share->C + i * n_states, D, n_states, is_mild, end - row,
+             beta + i * LANES, states, x + i * LANES);
+        if (is_wanted(&a->state_rows, state_place, end - 1))
             write_channel_major(scan, block, states, simd_row(&a->states, state_place++));
-        if (is_wanted(&a->decay_rows, decay_place, row))
-            write_decays(scan, block, beta + i * LANES, simd_row(&a->decays, decay_place++));
+        if (is_wanted(&a->decay_rows, decay_place, end - 1))
+            write_decays(scan, block, beta + (end - 1 - tile->first) * LANES,
+                         simd_row(&a->decays, decay_place++));
     }
 }
 

@@ -27,6 +27,8 @@
 #endif
 
 typedef float vfloat __attribute__((vector_size(4 * SIMD_WIDTH)));
+/* The same among floats, wherever they lie. */
+typedef float vfloat_there __attribute__((vector_size(4 * SIMD_WIDTH), aligned(4), may_alias));
 typedef int32_t vint __attribute__((vector_size(4 * SIMD_WIDTH)));
 typedef uint32_t vuint __attribute__((vector_size(4 * SIMD_WIDTH)));
 typedef uint16_t vhalf __attribute__((vector_size(2 * SIMD_WIDTH)));
@@ -215,25 +217,47 @@ SIMD_INLINE vfloat simd_fma(vfloat a, vfloat b, vfloat c)
 #endif
 }
 
+/* The halves of a vector, and of those until four lanes are left. */
+#if defined(__AVX512F__)
+SIMD_INLINE __m256 simd_low_half(vfloat v)
+{
+    return _mm512_castps512_ps256(v);
+}
+
+SIMD_INLINE __m256 simd_high_half(vfloat v)
+{
+    return _mm512_extractf32x8_ps(v, 1);
+}
+#endif
+
 /* Sum and maximum over the lanes, in pairs: lane i with lane i + half. */
 SIMD_INLINE float simd_sum(vfloat v)
 {
-    float lanes[SIMD_WIDTH];
-    simd_store(lanes, v);
-    for (int half = SIMD_WIDTH / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            lanes[i] += lanes[i + half];
-    return lanes[0];
+#if defined(__AVX512F__)
+    __m256 eight = simd_low_half(v) + simd_high_half(v);
+    __m128 four = _mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1);
+#elif defined(__AVX2__)
+    __m128 four = _mm256_castps256_ps128(v) + _mm256_extractf128_ps(v, 1);
+#else
+    __m128 four = v;
+#endif
+    __m128 two = four + _mm_movehl_ps(four, four);
+    return two[0] + two[1];
 }
 
+/* Where either of a pair is a NaN, the latter. */
 SIMD_INLINE float simd_highest(vfloat v)
 {
-    float lanes[SIMD_WIDTH];
-    simd_store(lanes, v);
-    for (int half = SIMD_WIDTH / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-    return lanes[0];
+#if defined(__AVX512F__)
+    __m256 eight = _mm256_max_ps(simd_low_half(v), simd_high_half(v));
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+#elif defined(__AVX2__)
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+#else
+    __m128 four = v;
+#endif
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return two[0] > two[1] ? two[0] : two[1];
 }
 
 /* 1.5 * 2^23: adding it to a float below 2^22 in size rounds that to a whole number, in the low mantissa
@@ -259,19 +283,32 @@ static const float simd_exp2_table[32] = {
     1.41421354f, 1.44518077f, 1.47682619f, 1.50916445f, 1.54221082f, 1.5759809f,  1.61049032f, 1.64575553f,
     1.68179286f, 1.71861935f, 1.75625217f, 1.79470909f, 1.8340081f,  1.87416768f, 1.91520655f, 1.95714414f};
 
-/* The product in whole 32nds, which the table and the exponent take, and a rest of at most 1/64: eight
- * operations, two fewer than without a table. */
-SIMD_INLINE vfloat simd_exp2_product(vfloat rate, vfloat slope)
+/* 1.5 * 2^18: rounds to whole 32nds; the low bits of the sum are the table's index. */
+#define SIMD_ROUNDER_32 (SIMD_ROUNDER / 32)
+
+/* (1 + q) * 2^rounded, of what SIMD_ROUNDER_32 was added to and n, the same without it. Gives subnormals too.
+ */
+SIMD_INLINE vfloat simd_scale_32(vfloat q, vfloat rounded, vfloat n)
 {
-    const float rounder = SIMD_ROUNDER / 32;
-    vfloat rounded = simd_fma(rate, slope, simd_set(rounder));
-    vfloat n = rounded - rounder;
-    vfloat r = simd_fma(rate, slope, -n);
     vfloat power =
         _mm512_permutex2var_ps(simd_load(simd_exp2_table), (__m512i)rounded, simd_load(simd_exp2_table + 16));
-    vfloat p = simd_fma(r, simd_set(0.240226601f), simd_set(0.693157332f));
-    p = simd_fma(p, r, simd_set(1.0f));
-    return _mm512_scalef_ps(power * p, n);
+    return _mm512_scalef_ps(simd_fma(power, q, power), n);
+}
+
+/* 2^r - 1 for a rest of at most 1/64. */
+SIMD_INLINE vfloat simd_exp2_rest(vfloat r)
+{
+    return r * simd_fma(r, simd_set(0.240226601f), simd_set(0.693157332f));
+}
+
+/* The product in whole 32nds, which the table and the exponent take, and a rest: eight operations, two fewer
+ * than without a table. */
+SIMD_INLINE vfloat simd_exp2_product(vfloat rate, vfloat slope)
+{
+    vfloat rounded = simd_fma(rate, slope, simd_set(SIMD_ROUNDER_32));
+    vfloat n = rounded - SIMD_ROUNDER_32;
+    vfloat r = simd_fma(rate, slope, -n);
+    return simd_scale_32(simd_exp2_rest(r), rounded, n);
 }
 #else
 SIMD_INLINE vfloat simd_exp2_product(vfloat rate, vfloat slope)
@@ -312,6 +349,15 @@ SIMD_INLINE vfloat simd_exp(vfloat x)
 
 /* 2^x for x <= 0, relative error below 2e-7; exactly 1 at 0. Below -126 the result is a number below 2^-125
  * rather than a smaller one: for decays that are multiplied by something ordinary. */
+#if defined(__AVX512F__)
+SIMD_INLINE vfloat simd_exp2_decay(vfloat x)
+{
+    x = simd_max(simd_set(-126.0f), x);
+    vfloat rounded = x + SIMD_ROUNDER_32;
+    vfloat n = rounded - SIMD_ROUNDER_32;
+    return simd_scale_32(simd_exp2_rest(x - n), rounded, n);
+}
+#else
 SIMD_INLINE vfloat simd_exp2_decay(vfloat x)
 {
     x = simd_max(simd_set(-126.0f), x);
@@ -326,6 +372,7 @@ SIMD_INLINE vfloat simd_exp2_decay(vfloat x)
     p = p * r + 1.0f;
     return p * (vfloat)((vuint)rounded << 23);
 }
+#endif
 
 /* from < 0 or -0 ? a : b, lane by lane. */
 SIMD_INLINE vfloat simd_select_negative(vfloat from, vfloat a, vfloat b)
@@ -339,9 +386,20 @@ SIMD_INLINE vfloat simd_select_negative(vfloat from, vfloat a, vfloat b)
 #endif
 }
 
-/* e^-|x|, relative error below 2e-7 where the result is normal; 0 above 105. A chain half as long as
- * simd_exp's: 2^64 too much goes into the exponent, so that one addition and one product scale down to
- * subnormals. */
+/* e^-|x|, relative error below 2e-7 where the result is normal; 0 above 105. */
+#if defined(__AVX512F__)
+SIMD_INLINE vfloat simd_exp_falling(vfloat x)
+{
+    vfloat y = simd_max(simd_set(-105.0f), (vfloat)((vuint)x | 0x80000000u));
+    vfloat rounded = simd_fma(y, simd_set(1.44269504f), simd_set(SIMD_ROUNDER_32));
+    vfloat n = rounded - SIMD_ROUNDER_32;
+    vfloat r = simd_fma(n, simd_set(2.12194440e-4f), simd_fma(n, simd_set(-0.693359375f), y));
+    vfloat q = r * simd_fma(r, simd_set(0.5000002f), simd_set(1.00001464f));
+    return simd_scale_32(q, rounded, n);
+}
+#else
+/* A chain half as long as simd_exp's: 2^64 too much goes into the exponent, so that one addition and one
+ * product scale down to subnormals. */
 SIMD_INLINE vfloat simd_exp_falling(vfloat x)
 {
     const float rounder = SIMD_ROUNDER + 64.0f;
@@ -357,6 +415,7 @@ SIMD_INLINE vfloat simd_exp_falling(vfloat x)
     vfloat scaled = (vfloat)((vuint)p + ((vuint)rounded << 23)) * 0x1p-64f;
     return (vfloat)((vint)scaled & (vint)(a < 105.0f));
 }
+#endif
 
 /* log(1 + u) for 0 <= u <= 1, as 2 atanh(u / (2 + u)); relative error below 2.5e-7. */
 SIMD_INLINE vfloat simd_log1p_unit(vfloat u)

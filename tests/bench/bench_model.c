@@ -11,8 +11,9 @@
  *
  * Prints one JSON object: tokens/s of each, medians over the rounds, and the ratios. The rounds are
  * interleaved since machines are noisy: a ratio is taken within a round. With --ops also what each operation
- * of the forward took; with --writer also the writer alone, given the rows of the last store again, on as
- * many threads as a run gives it and on all; the bare forward and the products are left out then.
+ * of the forward took, and products run again; with --writer also the writer alone, given the rows of the
+ * last store again, on as many threads as a run gives it and on all; the bare forward and the products are
+ * left out then.
  * --quick, for sequences so long that a pass takes minutes: one round without warming up, of the captured
  * forward with its products run again, and of `store` (whose times --ops shows).
  * --serve: passes of `store` with their own commit, one for each line of standard input, each answered by
@@ -235,9 +236,10 @@ static void print_ops(double seconds)
     for (int i = 0; i < n; i++) {
         const struct op_time *t = &times[i];
         timed += t->seconds;
-        printf("%s\n {\"op\": \"%s\", \"calls\": %lld, \"seconds\": %.4f, \"share\": %.4f, \"gflops\": %.1f}",
+        printf("%s\n {\"op\": \"%s\", \"calls\": %lld, \"seconds\": %.4f, \"share\": %.4f, \"gflops\": %.1f, "
+               "\"replayed_s\": %.4f}",
                i > 0 ? "," : "", t->name, (long long)t->calls, t->seconds, t->seconds / seconds,
-               2e-9 * t->multiply_adds / t->seconds);
+               2e-9 * t->multiply_adds / t->seconds, t->replayed_s);
     }
     printf("],\n \"seconds\": %.4f, \"untimed_share\": %.4f", seconds, 1 - timed / seconds);
 }
@@ -286,7 +288,7 @@ static void measure(struct bench *b, const struct options *o)
         print_products(b, &r, o->n_rounds);
     if (o->ops) {
         ops_watch_reset();
-        print_ops(bench_run(b, PASS_DROPPED).seconds);
+        print_ops(bench_run(b, PASS_PRODUCTS).seconds);
     }
     puts("}");
     drop_all(b, held);

@@ -26,28 +26,48 @@ static int n_times;
 
 /* ---------------------------------------------------------------- times */
 
-static void note(const char *name, double start_s, double multiply_adds)
+/* The operation's entry; NULL where there are too many. */
+static struct op_time *find(const char *name)
 {
-    double seconds = clock_seconds() - start_s;
     int i = 0;
     while (i < n_times && strcmp(times[i].name, name) != 0)
         i++;
     if (i == MAX_TIMES)
-        return;
+        return NULL;
     if (i == n_times) {
         times[n_times++] = (struct op_time){.calls = 0};
         snprintf(times[i].name, sizeof times[i].name, "%s", name);
     }
-    times[i].calls++;
-    times[i].seconds += seconds;
-    times[i].multiply_adds += multiply_adds;
+    return &times[i];
+}
+
+static void note(const char *name, double start_s, double multiply_adds)
+{
+    double seconds = clock_seconds() - start_s;
+    struct op_time *t = find(name);
+    if (t == NULL)
+        return;
+    t->calls++;
+    t->seconds += seconds;
+    t->multiply_adds += multiply_adds;
+}
+
+static struct op_time *find_product(const char *kind, const struct tensor *x, const struct tensor *y)
+{
+    char name[sizeof times->name];
+    snprintf(name, sizeof name, "%s %lld x %lld", kind, (long long)y->cols, (long long)x->cols);
+    return find(name);
 }
 
 static void note_product(const char *kind, double start_s, const struct tensor *x, const struct tensor *y)
 {
-    char name[sizeof times->name];
-    snprintf(name, sizeof name, "%s %lld x %lld", kind, (long long)y->cols, (long long)x->cols);
-    note(name, start_s, (double)x->rows * (double)x->cols * (double)y->cols);
+    double seconds = clock_seconds() - start_s;
+    struct op_time *t = find_product(kind, x, y);
+    if (t == NULL)
+        return;
+    t->calls++;
+    t->seconds += seconds;
+    t->multiply_adds += (double)x->rows * (double)x->cols * (double)y->cols;
 }
 
 void ops_watch_reset(void)
@@ -90,12 +110,18 @@ void ops_watch_record(bool on)
 double ops_watch_replay(struct backend *b)
 {
     const struct tensor none = {0};
-    double start = clock_seconds();
+    double start = clock_seconds(), before = start;
     for (int i = 0; i < n_calls; i++) {
-        if (calls[i].experts != NULL)
-            real->grouped_linear(b, calls[i].x, &calls[i].groups, calls[i].experts, calls[i].y);
+        const struct call *c = &calls[i];
+        if (c->experts != NULL)
+            real->grouped_linear(b, c->x, &c->groups, c->experts, c->y);
         else
-            real->linear(b, calls[i].x, calls[i].w, NULL, none, calls[i].y);
+            real->linear(b, c->x, c->w, NULL, none, c->y);
+        struct op_time *t = find_product(c->experts != NULL ? "experts" : "linear", &c->x, &c->y);
+        double now = clock_seconds();
+        if (t != NULL)
+            t->replayed_s += now - before;
+        before = now;
     }
     return clock_seconds() - start;
 }

@@ -1118,6 +1118,10 @@ static void scan_case_run(struct backend *b, const struct mamba_case *c)
     if (!c->carry_in) {
         b->ops->selective_scan(b, &d.args);
         check_same_bits(&y.t, &d.y.t, 0, y.t.rows, what);
+        d.args.y = d.x.t; /* in place */
+        b->ops->selective_scan(b, &d.args);
+        check_same_bits(&d.x.t, &d.y.t, 0, y.t.rows, what);
+        guarded_check(&d.x, what);
     }
     guarded_destroy(&y);
     scan_reference_fini(&want);

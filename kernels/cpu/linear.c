@@ -5,6 +5,7 @@
 #include "kernels/cpu/simd.h"
 
 #include <omp.h>
+#include <stdatomic.h>
 
 /* A product of few rows is one that all threads share, cut up by the library. Where each thread can have
  * OWN_ROWS, it multiplies rows of its own instead, the same that it has in the operations before and after:
@@ -178,7 +179,7 @@ static void multiply_rows(struct worker *worker, const struct product *p, int64_
     }
 }
 
-/* Some work of one thread, or of all together. */
+/* Part `part` of n_parts of some work: of one thread, or of all together. */
 typedef void work_fn(struct worker *worker, const void *context, int part, int n_parts);
 
 static void work_together(struct backend *b, struct worker *all, char *scratch, work_fn *work,
@@ -191,9 +192,30 @@ static void work_together(struct backend *b, struct worker *all, char *scratch, 
         b->error = all->error;
 }
 
-static void work_alone(struct backend *b, const struct worker *all, char *scratch, size_t bytes,
+/* The parts of a thread, `each` of them from thread * each on: the next that nobody has begun. */
+struct hand {
+    _Alignas(MEMORY_ALIGNMENT) atomic_int next;
+};
+
+/* Parts go to the thread that they belong to; who is through with its own takes of what others have not
+ * begun: they may have been held up, by the thread that compresses rows or by a neighbour on the machine. */
+static void work_through(struct worker *own, struct hand *hands, int n_threads, int each, work_fn *work,
+                         const void *context)
+{
+    for (int i = 0; i < n_threads; i++) {
+        int owner = (own->thread + i) % n_threads, end = (owner + 1) * each, part;
+        while (own->error.status == STATUS_OK && (part = atomic_fetch_add(&hands[owner].next, 1)) < end)
+            work(own, context, part, n_threads * each);
+    }
+}
+
+/* scratch: the hands, then `bytes` for each thread. */
+static void work_alone(struct backend *b, const struct worker *all, char *scratch, size_t bytes, int each,
                        work_fn *work, const void *context)
 {
+    struct hand *hands = (struct hand *)(void *)scratch;
+    for (int thread = 0; thread < b->n_threads; thread++)
+        atomic_init(&hands[thread].next, thread * each);
 #pragma omp parallel num_threads(b->n_threads)
     {
         int thread = omp_get_thread_num();
@@ -201,8 +223,8 @@ static void work_alone(struct backend *b, const struct worker *all, char *scratc
         own.n_threads = 1;
         own.alone = true;
         own.thread = thread;
-        own.scratch = scratch + (size_t)thread * bytes;
-        work(&own, context, thread, omp_get_num_threads());
+        own.scratch = (char *)(hands + b->n_threads) + (size_t)thread * bytes;
+        work_through(&own, hands, b->n_threads, each, work, context);
         if (own.error.status != STATUS_OK) {
 #pragma omp critical(linear_error)
             b->error = own.error;
@@ -214,6 +236,15 @@ static void work_alone(struct backend *b, const struct worker *all, char *scratc
  * vocabulary, on many threads), threads work together. */
 #define MAX_COPIES_BYTES (4 * CPU_SCRATCH_BYTES)
 
+/* Parts of a thread: of OWN_ROWS rows or more, at most MAX_PARTS. */
+#define MAX_PARTS 4
+
+static int count_parts(int64_t n_rows, int n_threads)
+{
+    int64_t parts = n_rows / (n_threads * (int64_t)OWN_ROWS);
+    return parts < MAX_PARTS ? (int)parts : MAX_PARTS;
+}
+
 /* Runs `work` on products with w (one of those of a group, which are alike) that have n_rows rows. */
 static void divide_work(struct backend *b, const struct matrix *w, int64_t n_rows, work_fn *work,
                         const void *context)
@@ -224,20 +255,19 @@ static void divide_work(struct backend *b, const struct matrix *w, int64_t n_row
         n_workers = 1;
     struct worker all = {.gemm = cpu_get(b)->gemm, .rows = rows_that_fit(w, CPU_SCRATCH_BYTES / n_workers)};
     size_t bytes = copies_bytes(w, all.rows);
-    char *scratch = cpu_scratch(b, bytes * n_workers);
+    char *scratch = cpu_scratch(b, (bytes + sizeof(struct hand)) * n_workers);
     if (scratch == NULL)
         return;
     if (n_workers > 1)
-        work_alone(b, &all, scratch, bytes, work, context);
+        work_alone(b, &all, scratch, bytes, count_parts(n_rows, b->n_threads), work, context);
     else
         work_together(b, &all, scratch, work, context);
 }
 
-/* Where part `part` of n rows starts: as OpenMP divides a loop's, in whole blocks. */
+/* Where part `part` of n rows starts: about where OpenMP's loops give a thread its rows, at whole blocks. */
 static int64_t part_start(int64_t n, int part, int n_parts)
 {
-    int64_t each = round_up((n + n_parts - 1) / n_parts, GEMM_ROW_BLOCK);
-    return each * part < n ? each * part : n;
+    return part == n_parts ? n : n * part / n_parts / GEMM_ROW_BLOCK * GEMM_ROW_BLOCK;
 }
 
 static void multiply_part(struct worker *worker, const void *context, int part, int n_parts)

@@ -14,6 +14,8 @@
            [--lengths 512,2048,8192,32768] [--rounds 3] [--batches 2] [--threads 2] [--start-model mamba370m]
            [--against RESULTS.json]
 
+Threads wait as configs/nightly.sbatch lets them, asleep, unless OMP_WAIT_POLICY says otherwise.
+
 Absent: all parts, float32 (and bfloat16 where the processor multiplies it), 512 tokens: some ten minutes on two cores.
 Machines are noisy: rounds are interleaved, ratios are of a round, medians are printed. Results go to WORK/results.json;
 --against prints the ratio to another such file, made from another commit on the same machine.
@@ -193,6 +195,7 @@ def comma_list(text):
 
 
 def main():
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as configs/nightly.sbatch has it
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--build", type=Path, required=True)
     p.add_argument("--folder", type=Path, required=True)

@@ -160,7 +160,7 @@ static void run_products_round(struct bench *b, struct rounds *r, int i)
 
 static void run_writer_round(struct bench *b, const struct held *held, struct rounds *r, int i)
 {
-    struct pass_result dropped = bench_run(b, PASS_DROPPED), store = bench_run(b, PASS_STORE);
+    struct pass_result dropped = bench_run(b, PASS_DROPPED), store = bench_run(b, PASS_NEXT_UNIT);
     r->forward[i] = dropped.seconds;
     r->store[i] = store.seconds;
     r->writer[i] = write_again(b, held, device_writer_threads(b->n_threads));

@@ -14,7 +14,7 @@ struct op_time {
     char name[48]; /* "rms_norm", "linear 3072 x 768" (n x k) */
     int64_t calls;
     double seconds;
-    double replayed_s; /* of products, by ops_watch_replay */
+    double replayed_s;    /* of products, by ops_watch_replay */
     double multiply_adds; /* of products and of attention (what its mask lets through); 0 else */
 };
 

@@ -217,7 +217,7 @@ SIMD_INLINE vfloat simd_fma(vfloat a, vfloat b, vfloat c)
 #endif
 }
 
-/* The halves of a vector, and of those until four lanes are left. */
+/* The halves of a vector of sixteen lanes. */
 #if defined(__AVX512F__)
 SIMD_INLINE __m256 simd_low_half(vfloat v)
 {

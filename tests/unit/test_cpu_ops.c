@@ -11,6 +11,8 @@
 #include "kernels/base/memory.h"
 #include "kernels/cpu/gemm.h"
 
+#include <omp.h>
+
 static double sigmoid(double x)
 {
     return 1 / (1 + exp(-x));
@@ -503,6 +505,8 @@ static const struct linear_case linear_cases[] = {
     {1531, 33, 17, DTYPE_F32, DTYPE_F32, DTYPE_F32, true, ADDEND_F32, 0},
     {1600, 31, 24, DTYPE_F32, DTYPE_F32, DTYPE_BF16, false, ADDEND_BF16, 2},
     {1607, 40, 31, DTYPE_BF16, DTYPE_BF16, DTYPE_BF16, true, ADDEND_Y, 0},
+    {4000, 33, 17, DTYPE_F32, DTYPE_F32, DTYPE_F32, true, ADDEND_Y,
+     0}, /* as many parts a thread as there are */
     {800, 17000, 2, DTYPE_F32, DTYPE_F32, DTYPE_F32, false, ADDEND_NONE, 0},
     {300, 17000, 3, DTYPE_F32, DTYPE_F32, DTYPE_BF16, false, ADDEND_NONE, 0},
     {40, 80, 1536, DTYPE_F32, DTYPE_F32, DTYPE_F32, false, ADDEND_NONE, 0},
@@ -760,6 +764,8 @@ static void test_matrix_memory(void **state)
 enum { EXPERTS = 6 };
 static const int32_t few_rows[EXPERTS + 1] = {0, 0, 3, 20, 20, 36, 41};
 static const int32_t many_rows[EXPERTS + 1] = {0, 0, 330, 431, 645, 865, 1301};
+static const int32_t rows_of_parts[EXPERTS + 1] = {0,    1330, 1331, 1331,
+                                                   2045, 2861, 4301}; /* several parts a thread */
 
 /* gap: elements between rows. Without any an expert's rows are multiplied over those of the next one. */
 static void grouped_case_run(struct backend *b, enum dtype dtype, int64_t n, int64_t k, const int32_t *bounds,
@@ -808,6 +814,7 @@ static void grouped_run(struct backend *b)
         grouped_case_run(b, DTYPE_BF16, 1024, 24, few_rows, gap);
         grouped_case_run(b, DTYPE_F32, 192, 160, many_rows, gap); /* long enough for threads to meet */
         grouped_case_run(b, DTYPE_BF16, 48, 40, many_rows, gap);
+        grouped_case_run(b, DTYPE_F32, 48, 40, rows_of_parts, gap);
     }
 }
 
@@ -815,6 +822,28 @@ static void test_grouped_linear_equals_reference(void **state)
 {
     (void)state;
     for_each_backend(grouped_run);
+}
+
+/* Where OpenMP gives a single thread for the three that were asked for, all rows are still multiplied: the
+ * one takes of what the others would have had. */
+static void lone_thread_run(struct backend *b)
+{
+    static const struct linear_case cases[] = {
+        {1600, 48, 40, DTYPE_F32, DTYPE_F32, DTYPE_F32, true, ADDEND_Y, 0},
+        {4000, 31, 17, DTYPE_F32, DTYPE_F32, DTYPE_F32, true, ADDEND_F32, 1},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++)
+        linear_case_run(b, &cases[i]);
+    grouped_case_run(b, DTYPE_F32, 24, 40, many_rows, 0);
+}
+
+static void test_lone_thread_takes_all_parts(void **state)
+{
+    (void)state;
+    int levels = omp_get_max_active_levels();
+    omp_set_max_active_levels(0);
+    for_each_backend(lone_thread_run);
+    omp_set_max_active_levels(levels);
 }
 
 /* --- convolution and scan --- */
@@ -1289,6 +1318,7 @@ int main(void)
         cmocka_unit_test(test_matrices_take_file_dtypes),
         cmocka_unit_test(test_matrix_memory),
         cmocka_unit_test(test_grouped_linear_equals_reference),
+        cmocka_unit_test(test_lone_thread_takes_all_parts),
         cmocka_unit_test(test_convolution_and_scan_equal_reference),
         cmocka_unit_test(test_pieces_equal_the_whole),
         cmocka_unit_test(test_neighbours_are_untouched),

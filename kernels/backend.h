@@ -208,12 +208,13 @@ struct backend_ops {
                           struct tensor y);
     void (*route)(struct backend *b, const struct route_args *args);
     void (*group_experts)(struct backend *b, struct tensor indices /* [T, K] int32 */, struct expert_groups *groups);
-    /* xg[i] = x[order[i] / K], i < T * K. */
-    void (*gather_slots)(struct backend *b, struct tensor x /* [T, D] */, const struct expert_groups *groups,
-                         struct tensor xg /* [T * K, D] */);
     /* Rows of each expert times that expert's matrix: one GEMM for each expert that has tokens. */
-    void (*grouped_linear)(struct backend *b, struct tensor xg, const struct expert_groups *groups,
+    void (*grouped_linear)(struct backend *b, struct tensor xg /* [T * K, D] */, const struct expert_groups *groups,
                            struct matrix *const *experts /* [E] */, struct tensor yg);
+    /* The same where place i has its token's row of x: order[i] / K. xg is memory to bring them together in, which
+     * afterwards holds them or anything else. */
+    void (*gathered_linear)(struct backend *b, struct tensor x /* [T, D] */, const struct expert_groups *groups,
+                            struct matrix *const *experts, struct tensor xg /* [T * K, D] */, struct tensor yg);
     /* out[t] = scale * sum over t's slots of weights[t, j] * yg[place], summed in slot order. */
     void (*combine_slots)(struct backend *b, struct tensor yg, const struct expert_groups *groups,
                           struct tensor weights /* [T, K] */, float scale, struct tensor out /* [T, D] */);

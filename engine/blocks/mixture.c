@@ -165,8 +165,8 @@ static void run_experts(struct forward *f, struct run_state *s)
     if (f->done)
         return;
     ops->group_experts(f->backend, s->indices, &s->groups);
-    ops->gather_slots(f->backend, forward_tokens(f, f->normed), &s->groups, s->slots);
-    ops->grouped_linear(f->backend, s->slots, &s->groups, s->mixture->gate_ups, s->gate_up);
+    ops->gathered_linear(f->backend, forward_tokens(f, f->normed), &s->groups, s->mixture->gate_ups, s->slots,
+                         s->gate_up);
     ops->silu_mul(f->backend, gate, up, (struct tensor){0}, s->neurons);
     offer_slots(f, s, VALUE_EXPERT_NEURONS, s->neurons, (struct tensor){0});
     if (f->done)

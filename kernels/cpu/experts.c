@@ -38,17 +38,6 @@ static void cpu_group_experts(struct backend *b, struct tensor indices, struct e
     offsets[0] = 0;
 }
 
-static void cpu_gather_slots(struct backend *b, struct tensor x, const struct expert_groups *groups,
-                             struct tensor xg)
-{
-    if (cpu_has_failed(b))
-        return;
-#pragma omp parallel for num_threads(b->n_threads)
-    for (int64_t i = 0; i < groups->n_tokens * groups->top_k; i++)
-        dtype_convert(tensor_row(&xg, i), xg.dtype, tensor_row(&x, groups->order[i] / groups->top_k), x.dtype,
-                      (size_t)x.cols);
-}
-
 /* A slot's weight, or 1 where there are none. */
 static float get_weight(const struct tensor *weights, int64_t token, int64_t slot)
 {
@@ -126,7 +115,6 @@ void CPU_NAME(cpu_fill_experts)(struct backend_ops *ops);
 void CPU_NAME(cpu_fill_experts)(struct backend_ops *ops)
 {
     ops->group_experts = cpu_group_experts;
-    ops->gather_slots = cpu_gather_slots;
     ops->combine_slots = cpu_combine_slots;
     ops->ungroup_slots = cpu_ungroup_slots;
 }

@@ -19,6 +19,8 @@ struct product {
     struct tensor x, addend, y;
     const struct matrix *w;
     const float *bias;
+    const int32_t *slots; /* where not NULL: row i of the product is x's row slots[i] / top_k */
+    int top_k;
     bool x_is_ready;  /* rows of x can be multiplied where they lie */
     bool y_is_ready;  /* results can be written where they belong */
     bool accumulates; /* the addend is y itself, and the library adds to it */
@@ -52,6 +54,12 @@ static struct product plan_product(struct tensor x, const struct matrix *w, cons
     return p;
 }
 
+/* What row `row` of the product multiplies. */
+static const void *find_x(const struct product *p, int64_t row)
+{
+    return simd_row(&p->x, p->slots == NULL ? row : p->slots[row] / p->top_k);
+}
+
 /* Rows [first, first + n) of x, converted to the kept dtype, by way of the load's where x is finer than that;
  * then zeros up to `padded` rows. */
 static void copy_in(const struct worker *worker, const struct product *p, int64_t first, int64_t n,
@@ -67,7 +75,11 @@ static void copy_in(const struct worker *worker, const struct product *p, int64_
             memset(to_row, 0, (size_t)k * dtype_size(kept));
             continue;
         }
-        const void *from = simd_row(&p->x, first + row);
+        const void *from = find_x(p, first + row);
+        if (p->x.dtype == kept && !round) {
+            memcpy(to_row, from, (size_t)k * dtype_size(kept));
+            continue;
+        }
         for (int64_t i = 0; i < k; i += SIMD_WIDTH) {
             vfloat v = simd_read(from, p->x.dtype, i, k);
             simd_write(to_row, kept, i, k, round ? simd_round_bf16(v) : v);
@@ -126,22 +138,28 @@ static size_t copies_bytes(const struct matrix *w, int64_t rows)
     return x_copy_bytes(w, rows) + (size_t)round_up(rows * w->n * (int64_t)sizeof(float), MEMORY_ALIGNMENT);
 }
 
-/* Through copies in the scratch memory: x rounded up to `padded` rows, sums in float32. */
+/* Through copies in the scratch memory: x rounded up to `padded` rows, sums in float32; results that can be
+ * written where they belong are. */
 static void multiply_copies(struct worker *worker, const struct product *p, int64_t first, int64_t n,
                             int64_t padded)
 {
+    bool writes_y = p->y_is_ready && n == padded;
     struct gemm_call call = {.x = simd_row(&p->x, first),
                              .bias = p->bias,
-                             .y = worker->scratch + x_copy_bytes(p->w, padded),
-                             .y_dtype = DTYPE_F32,
+                             .y = writes_y ? simd_row(&p->y, first)
+                                           : worker->scratch + x_copy_bytes(p->w, padded),
+                             .y_dtype = writes_y ? p->y.dtype : DTYPE_F32,
                              .rows = padded,
+                             .accumulate = writes_y && p->accumulates,
                              .alone = worker->alone,
                              .thread = worker->thread};
     if (!p->x_is_ready || n != padded) {
         copy_in(worker, p, first, n, padded, worker->scratch);
         call.x = worker->scratch;
     }
-    if (gemm_run(worker->gemm, p->w, &call, &worker->error) == STATUS_OK)
+    if (gemm_run(worker->gemm, p->w, &call, &worker->error) != STATUS_OK)
+        return;
+    if (!writes_y || (p->addend.data != NULL && !p->accumulates))
         copy_out(worker, p, first, n, call.y);
 }
 
@@ -287,10 +305,25 @@ static void cpu_linear(struct backend *b, struct tensor x, const struct matrix *
 }
 
 struct grouped_product {
-    struct tensor xg, yg;
+    struct tensor x, yg;
+    bool gathers; /* x has a row for each token; else one for each slot, in the order of the experts */
     const struct expert_groups *groups;
     struct matrix *const *experts;
 };
+
+/* Places [first, first + n). */
+static struct product plan_places(const struct grouped_product *g, const struct matrix *w, int64_t first,
+                                  int64_t n)
+{
+    struct tensor x = g->gathers ? g->x : tensor_rows(g->x, first, n);
+    struct product p = plan_product(x, w, NULL, (struct tensor){0}, tensor_rows(g->yg, first, n));
+    if (g->gathers) {
+        p.slots = g->groups->order + first;
+        p.top_k = g->groups->top_k;
+        p.x_is_ready = false;
+    }
+    return p;
+}
 
 /* An expert's rows rounded up to whole steps where they lie: the rows past its own are the next expert's,
  * whose results come later, from the same worker, and take the place of what is left there. `end` is the
@@ -301,11 +334,13 @@ static bool multiply_over_the_next(struct worker *worker, const struct grouped_p
     int64_t padded = round_up(n, GEMM_ROW_STEP);
     if (padded > tile_rows(w) || first + padded > end)
         return false;
-    struct product p = plan_product(tensor_rows(g->xg, first, padded), w, NULL, (struct tensor){0},
-                                    tensor_rows(g->yg, first, padded));
-    if (!p.x_is_ready || !p.y_is_ready)
+    struct product p = plan_places(g, w, first, padded);
+    if (!p.y_is_ready || (!p.x_is_ready && (!g->gathers || padded > worker->rows)))
         return false;
-    multiply_in_place(worker, &p, 0, padded);
+    if (p.x_is_ready)
+        multiply_in_place(worker, &p, 0, padded);
+    else
+        multiply_copies(worker, &p, 0, padded, padded);
     return true;
 }
 
@@ -332,20 +367,33 @@ static void multiply_group_part(struct worker *worker, const void *context, int 
         last = last < end ? last : end;
         if (first >= last || multiply_over_the_next(worker, g, g->experts[e], first, last - first, end))
             continue;
-        struct product p = plan_product(tensor_rows(g->xg, first, last - first), g->experts[e], NULL,
-                                        (struct tensor){0}, tensor_rows(g->yg, first, last - first));
+        struct product p = plan_places(g, g->experts[e], first, last - first);
         multiply_rows(worker, &p, 0, last - first, GEMM_ROW_STEP);
     }
+}
+
+static void multiply_groups(struct backend *b, const struct grouped_product *g)
+{
+    int64_t n = g->groups->offsets[g->groups->n_experts];
+    if (!cpu_has_failed(b) && n > 0)
+        divide_work(b, g->experts[0], n, multiply_group_part, g);
 }
 
 static void cpu_grouped_linear(struct backend *b, struct tensor xg, const struct expert_groups *groups,
                                struct matrix *const *experts, struct tensor yg)
 {
-    int64_t n = groups->offsets[groups->n_experts];
-    if (cpu_has_failed(b) || n == 0)
-        return;
-    const struct grouped_product g = {.xg = xg, .yg = yg, .groups = groups, .experts = experts};
-    divide_work(b, experts[0], n, multiply_group_part, &g);
+    const struct grouped_product g = {.x = xg, .yg = yg, .groups = groups, .experts = experts};
+    multiply_groups(b, &g);
+}
+
+/* Rows are copied together just before they are multiplied, into a buffer that stays in the cache. */
+static void cpu_gathered_linear(struct backend *b, struct tensor x, const struct expert_groups *groups,
+                                struct matrix *const *experts, struct tensor xg, struct tensor yg)
+{
+    const struct grouped_product g = {
+        .x = x, .yg = yg, .gathers = true, .groups = groups, .experts = experts};
+    (void)xg;
+    multiply_groups(b, &g);
 }
 
 void CPU_NAME(cpu_fill_linear)(struct backend_ops *ops);
@@ -353,4 +401,5 @@ void CPU_NAME(cpu_fill_linear)(struct backend_ops *ops)
 {
     ops->linear = cpu_linear;
     ops->grouped_linear = cpu_grouped_linear;
+    ops->gathered_linear = cpu_gathered_linear;
 }

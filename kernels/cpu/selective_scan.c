@@ -18,7 +18,6 @@
 /* Lines from a block's work to the next: not all on the same sets of the cache. */
 #define TILE_STRIDE (TILE + 1)
 #define STRETCH 128 /* blocks: 8 KiB of a row, and 272 KiB of work, which fit the second-level cache */
-#define LOG2_E 1.44269504088896340736
 
 struct scan {
     const struct selective_scan_args *args;
@@ -53,20 +52,26 @@ static float *block_of(const struct scan *scan, const struct share *share, float
     return table + (block - share->first_block) * scan->args->state_dim * LANES;
 }
 
+/* log2 e in two parts, so that a product with it is rounded once. */
+#define LOG2_E_HIGH 1.44269502f
+#define LOG2_E_LOW 1.92596303e-8f
+
 static void prepare_decays(const struct scan *scan, const struct share *share, int64_t block)
 {
-    float *to = block_of(scan, share, share->log2_A, block), steepest = 0;
+    float *to = block_of(scan, share, share->log2_A, block);
+    vfloat steepest = {0}, odd = {0};
     for (int n = 0; n < scan->args->state_dim; n++) {
         const float *from = scan->args->A + n * scan->n_channels;
-        for (int lane = 0; lane < LANES; lane++) {
-            int64_t c = block * LANES + lane;
-            float slope = c < scan->n_channels ? (float)((double)from[c] * LOG2_E) : 0.0f;
-            to[n * LANES + lane] = slope;
-            if (!(-slope <= steepest))
-                steepest = slope == slope ? -slope : INFINITY; /* not a number: nothing is mild */
+        for (int v = 0; v < VECTORS; v++) {
+            vfloat A = simd_read(from, DTYPE_F32, block * LANES + v * SIMD_WIDTH, scan->n_channels);
+            vfloat slope = simd_fma(A, simd_set(LOG2_E_HIGH), A * LOG2_E_LOW);
+            simd_store(to + n * LANES + v * SIMD_WIDTH, slope);
+            steepest = simd_max(steepest, -slope);
+            odd += slope * 0.0f; /* not a number from then on where a slope is none, or infinite */
         }
     }
-    share->steepest[block - share->first_block] = steepest;
+    bool is_odd = simd_sum(odd) != 0; /* so is what is not a number */
+    share->steepest[block - share->first_block] = is_odd ? INFINITY : simd_highest(steepest);
 }
 
 /* States of a block before a run: the carried ones or zeros. */

@@ -199,10 +199,13 @@ void cuda_softplus_gate(struct backend *b, struct tensor x, struct tensor gate, 
                         struct tensor y);
 void cuda_route(struct backend *b, const struct route_args *args);
 void cuda_group_experts(struct backend *b, struct tensor indices, struct expert_groups *groups);
+/* xg[i] = x[order[i] / K], i < T * K. */
 void cuda_gather_slots(struct backend *b, struct tensor x, const struct expert_groups *groups,
                        struct tensor xg);
 void cuda_grouped_linear(struct backend *b, struct tensor xg, const struct expert_groups *groups,
                          struct matrix *const *experts, struct tensor yg);
+void cuda_gathered_linear(struct backend *b, struct tensor x, const struct expert_groups *groups,
+                          struct matrix *const *experts, struct tensor xg, struct tensor yg);
 void cuda_combine_slots(struct backend *b, struct tensor yg, const struct expert_groups *groups,
                         struct tensor weights, float scale, struct tensor out);
 void cuda_ungroup_slots(struct backend *b, struct tensor yg, const struct expert_groups *groups,

@@ -152,3 +152,10 @@ void cuda_grouped_linear(struct backend *b, struct tensor xg, const struct exper
     if (result.data != yg.data)
         convert_launch(cuda, &result, &yg);
 }
+
+void cuda_gathered_linear(struct backend *b, struct tensor x, const struct expert_groups *groups,
+                          struct matrix *const *experts, struct tensor xg, struct tensor yg)
+{
+    cuda_gather_slots(b, x, groups, xg);
+    cuda_grouped_linear(b, xg, groups, experts, yg);
+}

@@ -1,4 +1,5 @@
-/* gather_slots, combine_slots, ungroup_slots: rows moved to experts and back. Bound by memory bandwidth. */
+/* gathered_linear's rows, combine_slots, ungroup_slots: rows moved to experts and back. Bound by memory
+ * bandwidth. */
 #include "kernels/cuda/device.h"
 
 struct gather_slots_op {

@@ -14,7 +14,7 @@
            [--lengths 512,2048,8192,32768] [--rounds 3] [--batches 2] [--threads 2] [--start-model mamba370m]
            [--against RESULTS.json]
 
-Threads wait as configs/nightly.sbatch lets them, asleep, unless OMP_WAIT_POLICY says otherwise.
+Threads wait as configs/nightly.sbatch has them wait, unless GOMP_SPINCOUNT or OMP_WAIT_POLICY says otherwise.
 
 Absent: all parts, float32 (and bfloat16 where the processor multiplies it), 512 tokens: some ten minutes on two cores.
 Machines are noisy: rounds are interleaved, ratios are of a round, medians are printed. Results go to WORK/results.json;
@@ -195,7 +195,8 @@ def comma_list(text):
 
 
 def main():
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as configs/nightly.sbatch has it
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as configs/nightly.sbatch has it
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--build", type=Path, required=True)
     p.add_argument("--folder", type=Path, required=True)

@@ -239,7 +239,7 @@ static void print_ops(double seconds)
         printf("%s\n {\"op\": \"%s\", \"calls\": %lld, \"seconds\": %.4f, \"share\": %.4f, \"gflops\": %.1f, "
                "\"replayed_s\": %.4f}",
                i > 0 ? "," : "", t->name, (long long)t->calls, t->seconds, t->seconds / seconds,
-               2e-9 * t->multiply_adds / t->seconds, t->replayed_s);
+               t->seconds > 0 ? 2e-9 * t->multiply_adds / t->seconds : 0, t->replayed_s);
     }
     printf("],\n \"seconds\": %.4f, \"untimed_share\": %.4f", seconds, 1 - timed / seconds);
 }

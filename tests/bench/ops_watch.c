@@ -136,18 +136,34 @@ static void linear(struct backend *b, struct tensor x, const struct matrix *w, c
     note_product("linear", start, &x, &y);
 }
 
+static void record_experts(struct tensor xg, const struct expert_groups *groups,
+                           struct matrix *const *experts, struct tensor yg)
+{
+    if (!recording || n_calls == MAX_CALLS)
+        return;
+    struct call *call = &calls[n_calls++];
+    size_t bytes = ((size_t)groups->n_experts + 1) * sizeof(int32_t);
+    *call = (struct call){.x = xg, .y = yg, .experts = experts, .groups = *groups};
+    call->groups.offsets = malloc(bytes);
+    memcpy(call->groups.offsets, groups->offsets, bytes);
+}
+
 static void grouped_linear(struct backend *b, struct tensor xg, const struct expert_groups *groups,
                            struct matrix *const *experts, struct tensor yg)
 {
-    if (recording && n_calls < MAX_CALLS) {
-        struct call *call = &calls[n_calls++];
-        size_t bytes = ((size_t)groups->n_experts + 1) * sizeof(int32_t);
-        *call = (struct call){.x = xg, .y = yg, .experts = experts, .groups = *groups};
-        call->groups.offsets = malloc(bytes);
-        memcpy(call->groups.offsets, groups->offsets, bytes);
-    }
+    record_experts(xg, groups, experts, yg);
     double start = clock_seconds();
     real->grouped_linear(b, xg, groups, experts, yg);
+    note_product("experts", start, &xg, &yg);
+}
+
+/* Run again it is its product alone, of rows that are together already. */
+static void gathered_linear(struct backend *b, struct tensor x, const struct expert_groups *groups,
+                            struct matrix *const *experts, struct tensor xg, struct tensor yg)
+{
+    record_experts(xg, groups, experts, yg);
+    double start = clock_seconds();
+    real->gathered_linear(b, x, groups, experts, xg, yg);
     note_product("experts", start, &xg, &yg);
 }
 
@@ -276,14 +292,6 @@ static void group_experts(struct backend *b, struct tensor indices, struct exper
     note("group_experts", start, 0);
 }
 
-static void gather_slots(struct backend *b, struct tensor x, const struct expert_groups *groups,
-                         struct tensor xg)
-{
-    double start = clock_seconds();
-    real->gather_slots(b, x, groups, xg);
-    note("gather_slots", start, 0);
-}
-
 static void combine_slots(struct backend *b, struct tensor yg, const struct expert_groups *groups,
                           struct tensor weights, float scale, struct tensor out)
 {
@@ -342,8 +350,8 @@ void ops_watch_install(struct backend *b)
     watching.softplus_gate = softplus_gate;
     watching.route = route;
     watching.group_experts = group_experts;
-    watching.gather_slots = gather_slots;
     watching.grouped_linear = grouped_linear;
+    watching.gathered_linear = gathered_linear;
     watching.combine_slots = combine_slots;
     watching.ungroup_slots = ungroup_slots;
     watching.softmax = softmax;

@@ -483,7 +483,7 @@ struct linear_case {
     enum dtype x, compute, y;
     bool bias;
     enum addend addend;
-    int gap; /* elements between rows of x and y */
+    int gap; /* elements between rows of x and y; negative: so many of x alone */
 };
 
 static const struct linear_case linear_cases[] = {
@@ -521,6 +521,12 @@ static const struct linear_case linear_cases[] = {
     {65, 33, 49, DTYPE_BF16, DTYPE_BF16, DTYPE_BF16, true, ADDEND_BF16, 3},
     {600, 40, 24, DTYPE_F32, DTYPE_BF16, DTYPE_BF16, true, ADDEND_NONE, 0},
     {50, 40, 25, DTYPE_F32, DTYPE_BF16, DTYPE_F32, false, ADDEND_NONE, 0},
+    /* x is copied, y is not */
+    {64, 48, 40, DTYPE_F32, DTYPE_F32, DTYPE_F32, true, ADDEND_Y, -3},
+    {64, 48, 40, DTYPE_F32, DTYPE_F32, DTYPE_F32, true, ADDEND_BF16, -3},
+    {1603, 48, 40, DTYPE_F32, DTYPE_F32, DTYPE_F32, false, ADDEND_F32, -2},
+    {64, 96, 48, DTYPE_BF16, DTYPE_BF16, DTYPE_F32, false, ADDEND_Y, -1},
+    {70, 96, 48, DTYPE_BF16, DTYPE_BF16, DTYPE_BF16, true, ADDEND_Y, -1},
 };
 
 static float rounded(double value, enum dtype dtype)
@@ -565,8 +571,8 @@ static void check_sums(const struct guarded *y, const double *want, const double
 static void linear_case_run(struct backend *b, const struct linear_case *c)
 {
     uint64_t seed = 41;
-    struct guarded x = guarded_create(c->x, c->rows, c->k, c->gap),
-                   y = guarded_create(c->y, c->rows, c->n, c->gap);
+    struct guarded x = guarded_create(c->x, c->rows, c->k, abs(c->gap)),
+                   y = guarded_create(c->y, c->rows, c->n, c->gap < 0 ? 0 : c->gap);
     struct guarded w = guarded_random(c->compute, c->n, c->k, 1, &seed),
                    bias = guarded_random(DTYPE_F32, 1, c->n, 1, &seed);
     struct guarded addend =
@@ -761,26 +767,40 @@ static void test_matrix_memory(void **state)
 /* Of six experts: some without rows, and in `many` enough rows for each thread to have its own. There the
  * shares of two and of three threads end soon after an expert's first row, where what is before it must not
  * run over. */
-enum { EXPERTS = 6 };
+enum { EXPERTS = 6, TOP_K = 2 };
 static const int32_t few_rows[EXPERTS + 1] = {0, 0, 3, 20, 20, 36, 41};
 static const int32_t many_rows[EXPERTS + 1] = {0, 0, 330, 431, 645, 865, 1301};
 static const int32_t rows_of_parts[EXPERTS + 1] = {0,    1330, 1331, 1331,
                                                    2045, 2861, 4301}; /* several parts a thread */
+
+/* Places of slots in an order that is not theirs, and x's rows: each that of its place's token. */
+static void scatter_tokens(const struct tensor *tokens, const struct tensor *x, int top_k, int32_t *order)
+{
+    for (int64_t i = 0; i < x->rows; i++) {
+        order[i] = (int32_t)(i * 7919 % x->rows); /* a prime that divides no case's rows */
+        memcpy(tensor_row(x, i), tensor_row(tokens, order[i] / top_k),
+               (size_t)x->cols * dtype_size(x->dtype));
+    }
+}
 
 /* gap: elements between rows. Without any an expert's rows are multiplied over those of the next one. */
 static void grouped_case_run(struct backend *b, enum dtype dtype, int64_t n, int64_t k, const int32_t *bounds,
                              int gap)
 {
     int32_t offsets[EXPERTS + 1];
-    int64_t n_rows = bounds[EXPERTS];
+    int64_t n_rows = bounds[EXPERTS], n_tokens = (n_rows + TOP_K - 1) / TOP_K;
     uint64_t seed = 51;
     struct guarded x = guarded_create(dtype, n_rows, k, gap), y = guarded_create(dtype, n_rows, n, gap),
                    w[EXPERTS];
+    struct guarded tokens = guarded_create(dtype, n_tokens, k, gap),
+                   gathered = guarded_create(dtype, n_rows, n, gap), xg = guarded_create(dtype, n_rows, k, 0),
+                   order = guarded_create(DTYPE_I32, 1, n_rows, 0);
     struct matrix *experts[EXPERTS] = {0};
     double *want = doubles_create(n_rows * n), *slack = doubles_create(n_rows * n);
 
     memcpy(offsets, bounds, sizeof offsets);
-    tensor_randomize(&x.t, 0, 1, &seed);
+    tensor_randomize(&tokens.t, 0, 1, &seed);
+    scatter_tokens(&tokens.t, &x.t, TOP_K, order.t.data);
     for (int e = 0; e < EXPERTS; e++) {
         w[e] = guarded_random(dtype, n, k, 1, &seed);
         assert_int_equal(b->ops->matrix_create(b, &w[e].t, dtype, "w", &experts[e], NULL), STATUS_OK);
@@ -789,19 +809,28 @@ static void grouped_case_run(struct backend *b, enum dtype dtype, int64_t n, int
         struct tensor part = tensor_rows(x.t, first, rows), none = {0};
         reference_linear(&c, &part, &w[e].t, NULL, &none, want + first * n, slack + first * n);
     }
-    struct expert_groups groups = {.offsets = offsets, .n_experts = EXPERTS, .top_k = 1, .n_tokens = n_rows};
-    for (int i = 0; i < 3; i++) /* again once threads need not wait for primitives to be made */
+    struct expert_groups groups = {.order = order.t.data,
+                                   .offsets = offsets,
+                                   .n_experts = EXPERTS,
+                                   .top_k = TOP_K,
+                                   .n_tokens = n_tokens};
+    for (int i = 0; i < 3; i++) { /* again once threads need not wait for primitives to be made */
         b->ops->grouped_linear(b, x.t, &groups, experts, y.t);
+        b->ops->gathered_linear(b, tokens.t, &groups, experts, xg.t, gathered.t);
+    }
     check_done(b, "grouped_linear");
     check_sums(&y, want, slack, 3e-7, "grouped_linear");
+    check_sums(&gathered, want, slack, 3e-7, "gathered_linear");
+    guarded_check(&xg, "gathered_linear's memory");
     for (int e = 0; e < EXPERTS; e++) {
         b->ops->matrix_destroy(b, experts[e]);
         guarded_destroy(&w[e]);
     }
     free(want);
     free(slack);
-    guarded_destroy(&x);
-    guarded_destroy(&y);
+    struct guarded *all[] = {&x, &y, &tokens, &gathered, &xg, &order};
+    for (size_t i = 0; i < COUNT(all); i++)
+        guarded_destroy(all[i]);
 }
 
 static void grouped_run(struct backend *b)
@@ -1171,6 +1200,45 @@ static void test_convolution_and_scan_equal_reference(void **state)
     for_each_backend(mamba_run);
 }
 
+/* As check_sums, where some of what is wanted is not a number. */
+static void check_sums_or_nan(const struct guarded *y, const double *want, const double *slack, double share,
+                              const char *what)
+{
+    for (int64_t i = 0; i < y->t.rows * y->t.cols; i++) {
+        double got = element_get(&y->t, i / y->t.cols, i % y->t.cols);
+        if (isnan(want[i]) ? !isnan(got) : !(fabs(got - want[i]) <= share * slack[i]))
+            fail_msg("%s: element [%lld, %lld] is %.9g, expected %.9g", what, (long long)(i / y->t.cols),
+                     (long long)(i % y->t.cols), got, want[i]);
+    }
+}
+
+/* Among decays like those of models, one that forgets everything, alone and before one that is no number. */
+static void odd_decays_run(struct backend *b)
+{
+    const struct mamba_case c = {"odd decays", 40, 16, DTYPE_F32, true, false, {50}};
+    struct scan_data d;
+    scan_data_init(&d, &c);
+    for (int64_t i = 0; i < 16 * 40; i++)
+        element_set(&d.A.t, i / 40, i % 40, -(float)(1 + i / 40));
+    element_set(&d.A.t, 5, 20, -INFINITY);
+    element_set(&d.A.t, 2, 9, -INFINITY);
+    element_set(&d.A.t, 3, 9, NAN);
+    struct scan_reference want = reference_scan(&d);
+    b->ops->selective_scan(b, &d.args);
+    check_done(b, c.name);
+    check_sums_or_nan(&d.y, want.y, want.y_slack, 1.5e-6, c.name);
+    check_sums_or_nan(&d.states, want.states, want.states_slack, 1.5e-6, c.name);
+    assert_true(isnan(element_get(&d.y.t, 49, 9)));
+    scan_reference_fini(&want);
+    scan_data_fini(&d);
+}
+
+static void test_odd_decays_equal_reference(void **state)
+{
+    (void)state;
+    for_each_backend(odd_decays_run);
+}
+
 /* A run cut in two, the state handed over, is the whole bit for bit: work is cut by channels, never by
  * tokens. */
 static void scan_halves(struct backend *b, bool is_mild)
@@ -1320,6 +1388,7 @@ int main(void)
         cmocka_unit_test(test_grouped_linear_equals_reference),
         cmocka_unit_test(test_lone_thread_takes_all_parts),
         cmocka_unit_test(test_convolution_and_scan_equal_reference),
+        cmocka_unit_test(test_odd_decays_equal_reference),
         cmocka_unit_test(test_pieces_equal_the_whole),
         cmocka_unit_test(test_neighbours_are_untouched),
     };

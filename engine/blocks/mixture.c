@@ -59,7 +59,8 @@ struct run_state {
     struct tensor logits; /* [T, n_experts]; the load's, also where the reference widens them afterwards */
     struct tensor weights, indices; /* [T, top_k] */
     struct expert_groups groups;
-    struct tensor slots;   /* [T * top_k, hidden_size] by expert: inputs, then outputs in their place */
+    struct tensor
+        slots; /* [T * top_k, hidden_size] by expert: outputs; before that gathered_linear's memory */
     struct tensor gate_up; /* [T * top_k, 2 * width] */
     struct tensor neurons; /* [T * top_k, width] */
     struct tensor shared_out;

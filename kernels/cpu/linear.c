@@ -335,7 +335,7 @@ static bool multiply_over_the_next(struct worker *worker, const struct grouped_p
     if (padded > tile_rows(w) || first + padded > end)
         return false;
     struct product p = plan_places(g, w, first, padded);
-    if (!p.y_is_ready || (!p.x_is_ready && (!g->gathers || padded > worker->rows)))
+    if (!p.y_is_ready || (!p.x_is_ready && padded > worker->rows))
         return false;
     if (p.x_is_ready)
         multiply_in_place(worker, &p, 0, padded);

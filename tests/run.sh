@@ -7,6 +7,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 jobs=${JOBS:-$(nproc)}
+tests_at_once=$((jobs + (jobs + 1) / 2)) # a third of them waits: for a signal, a start, a disk
 results=build/results
 mkdir -p "$results"
 rm -f "$results"/*.xml
@@ -34,7 +35,7 @@ check() { # stage, folder, ctest's selection ...
   local stage=$1 folder=$2
   shift 2
   printf '== %s: testing\n' "$stage"
-  ctest --test-dir "$folder" -j "$jobs" --output-on-failure --no-tests=error --output-junit "$PWD/$results/$stage.xml" "$@" ||
+  ctest --test-dir "$folder" -j "$tests_at_once" --output-on-failure --no-tests=error --output-junit "$PWD/$results/$stage.xml" "$@" ||
     status=1
 }
 

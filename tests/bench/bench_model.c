@@ -117,18 +117,12 @@ static void drop_all(const struct bench *b, struct held *held)
     free(held);
 }
 
-/* Batch after batch, as a forward would hand them over. Returns seconds to the commit. */
-static double write_again(const struct bench *b, const struct held *held, int n_threads)
+/* A unit's rows, batch after batch, as a forward would hand them over. */
+static void append_unit(const struct bench *b, struct writer *writer, const struct held *held, int64_t unit)
 {
     const struct layout *layout = &b->plan->layout;
-    struct writer_options options = {.folder = b->job->store_path, .n_threads = n_threads};
-    struct writer *writer;
-    struct segment_record record;
     struct error e = {0};
-    bool have;
-    bench_check(writer_create(layout, &options, &writer, &e), &e);
-    double start = clock_seconds();
-    bench_check(writer_begin(writer, 0, 0, &e), &e);
+    bench_check(writer_begin(writer, unit, 0, &e), &e);
     for (int64_t k = 0; k < b->n_batches; k++) {
         for (int64_t i = 0; i < layout->n_datasets; i++) {
             const struct held *h = &held[i];
@@ -138,9 +132,30 @@ static double write_again(const struct bench *b, const struct held *held, int n_
         }
     }
     bench_check(writer_finish(writer, 1, &e), &e);
+}
+
+static void await_unit(struct writer *writer)
+{
+    struct segment_record record;
+    struct error e = {0};
+    bool have;
     bench_check(writer_collect(writer, true, &record, &have, &e), &e);
-    double seconds = clock_seconds() - start;
     segment_record_fini(&record);
+}
+
+/* Seconds that a unit takes where one follows the other, as PASS_NEXT_UNIT has them. */
+static double write_again(const struct bench *b, const struct held *held, int n_threads)
+{
+    struct writer_options options = {.folder = b->job->store_path, .n_threads = n_threads};
+    struct writer *writer;
+    struct error e = {0};
+    bench_check(writer_create(&b->plan->layout, &options, &writer, &e), &e);
+    append_unit(b, writer, held, 0);
+    double start = clock_seconds();
+    append_unit(b, writer, held, 1);
+    await_unit(writer);
+    double seconds = clock_seconds() - start;
+    await_unit(writer);
     writer_destroy(writer);
     return seconds;
 }

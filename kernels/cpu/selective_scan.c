@@ -468,7 +468,9 @@ static void cpu_selective_scan(struct backend *b, const struct selective_scan_ar
 #pragma omp parallel for num_threads(b->n_threads) schedule(static, 1)
     for (int thread = 0; thread < b->n_threads; thread++) {
         struct share share = make_share(&scan, &division, thread, memory);
+        unsigned before = simd_begin_flush();
         scan_share(&scan, &share);
+        simd_end_flush(before);
     }
     /* Not before all have read the carry that came in. */
     for (int thread = 0; args->runs.carry_out && thread < b->n_threads; thread++) {

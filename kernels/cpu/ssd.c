@@ -543,9 +543,11 @@ static void cpu_ssd_scan(struct backend *b, const struct ssd_scan_args *args)
     {
         struct ssd_scratch scratch =
             lay_out_scratch(&plan, memory + (size_t)omp_get_thread_num() * plan.thread_floats);
+        unsigned before = simd_begin_flush();
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < args->runs.n * per_run; task++)
             scan_run(&plan, task / per_run, task % per_run, &scratch);
+        simd_end_flush(before);
     }
 }
 

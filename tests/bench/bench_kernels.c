@@ -1,4 +1,5 @@
-/* Rates of the CPU backend's operations at mamba-130m's shapes: GFLOP/s of products, tokens/s of the rest.
+/* Rates of the CPU backend's operations at mamba-130m's shapes (and bamba's heads): GFLOP/s of products,
+ * tokens/s of the rest.
  *
  *   bench_kernels [threads [tokens [name]]]   (default: all processors, 2048 tokens, all operations)
  *
@@ -8,6 +9,7 @@
 #include "kernels/backend.h"
 #include "kernels/base/memory.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -148,6 +150,49 @@ static void bench_scan(const struct bench *bench, enum dtype dtype)
         memory_free(all[i]);
 }
 
+static void run_ssd(const struct bench *bench, void *context)
+{
+    bench->backend->ops->ssd_scan(bench->backend, context);
+}
+
+/* bamba's heads. Steep: softplus(1) times -1 to -24 a token, as Mamba-2 is initialised in transformers, so
+ * that most of what a chunk's tokens keep of each other is below what float32 can hold. */
+static void bench_ssd(const struct bench *bench, enum dtype dtype, bool is_steep)
+{
+    enum { HEADS = 24, HEAD_DIM = WIDTH / HEADS, SSD_STATES = 128 };
+    const struct run run = {.length = (int32_t)bench->n_tokens};
+    struct tensor x = make_tensor(dtype, bench->n_tokens, WIDTH),
+                  y = make_tensor(dtype, bench->n_tokens, WIDTH);
+    struct tensor B = make_tensor(dtype, bench->n_tokens, SSD_STATES),
+                  C = make_tensor(dtype, bench->n_tokens, SSD_STATES),
+                  dt = make_tensor(dtype, bench->n_tokens, HEADS);
+    float A[HEADS], D[HEADS], dt_bias[HEADS];
+    for (int h = 0; h < HEADS; h++) {
+        A[h] = -1.0f - (float)h;
+        D[h] = 1;
+        dt_bias[h] = is_steep ? 1 : -5;
+    }
+    struct ssd_scan_args args = {.x = x,
+                                 .dt = dt,
+                                 .B = B,
+                                 .C = C,
+                                 .dt_bias = dt_bias,
+                                 .A = A,
+                                 .D = D,
+                                 .n_heads = HEADS,
+                                 .head_dim = HEAD_DIM,
+                                 .state_dim = SSD_STATES,
+                                 .n_groups = 1,
+                                 .dt_max = INFINITY,
+                                 .chunk = 256,
+                                 .runs = {.list = &run, .n = 1},
+                                 .y = y};
+    report_tokens(bench, is_steep ? "ssd_scan, steep" : "ssd_scan", dtype, measure_s(bench, run_ssd, &args));
+    void *const all[] = {x.data, y.data, B.data, C.data, dt.data};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        memory_free(all[i]);
+}
+
 static void run_conv(const struct bench *bench, void *context)
 {
     bench->backend->ops->conv_silu(bench->backend, context);
@@ -199,6 +244,10 @@ static void bench_dtype(const struct bench *bench, enum dtype dtype)
     bench_product(bench, "single", 1, 2 * WIDTH, HIDDEN, dtype);
     if (is_wanted(bench, "selective_scan"))
         bench_scan(bench, dtype);
+    if (is_wanted(bench, "ssd_scan")) {
+        bench_ssd(bench, dtype, false);
+        bench_ssd(bench, dtype, true);
+    }
     if (is_wanted(bench, "conv_silu"))
         bench_conv(bench, dtype);
     if (is_wanted(bench, "rms_norm"))

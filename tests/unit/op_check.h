@@ -221,6 +221,21 @@ static inline struct backend *op_backend_create(const struct op_backend *kind)
     return backend;
 }
 
+/* Operations that flush subnormal numbers must not leave a thread so: others keep them. */
+static inline void check_subnormals_live(struct backend *b)
+{
+    enum { ROWS = 64, COLS = 16 };
+    static float x[ROWS * COLS], zeros[ROWS * COLS], sums[ROWS * COLS];
+    for (int i = 0; i < ROWS * COLS; i++) {
+        x[i] = 1e-39f;
+        sums[i] = -1;
+    }
+    b->ops->add(b, tensor_make(x, DTYPE_F32, ROWS, COLS), tensor_make(zeros, DTYPE_F32, ROWS, COLS),
+                tensor_make(sums, DTYPE_F32, ROWS, COLS));
+    if (memcmp(x, sums, sizeof x) != 0)
+        fail_msg("%s: a thread takes subnormal numbers for zeros", b->name);
+}
+
 /* Runs one test body on every kind of backend that this machine has. */
 static inline void for_each_backend(void (*body)(struct backend *backend))
 {
@@ -229,6 +244,7 @@ static inline void for_each_backend(void (*body)(struct backend *backend))
             continue;
         struct backend *backend = op_backend_create(&op_backends[i]);
         body(backend);
+        check_subnormals_live(backend);
         struct error error = {0};
         if (backend->ops->synchronize(backend, &error) != STATUS_OK)
             fail_msg("%s: %s", backend->name, error.text);

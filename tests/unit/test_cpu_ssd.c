@@ -218,6 +218,32 @@ static void test_scan_equals_recurrence(void **state)
     for_each_backend(ssd_cases_run);
 }
 
+/* x of 2^-130 is a zero, and so is what a state of ordinary size has become after 2^-130. */
+static void subnormals_run(struct backend *b)
+{
+    const struct ssd_case c = {"subnormals", 2, 40, 8, 1, 64, DTYPE_F32, 1, 1, 1, {40}};
+    struct ssd_data data;
+
+    ssd_data_init(&data, &c);
+    for (int h = 0; h < c.n_heads; h++)
+        data.A[h] = (float)(-3 * log(2)); /* beta is 1: 2^-3 a token */
+    for (int64_t t = 0; t < data.x.t.rows; t++)
+        for (int64_t i = 0; i < data.x.t.cols; i++)
+            element_set(&data.x.t, t, i, t == 0 ? 1 : 0x1p-130f);
+    struct ssd_reference r = reference_create(&data.args, false);
+    reference_scan(&data.args, &r);
+    b->ops->ssd_scan(b, &data.args);
+    check_tensor(&data.y.t, r.y, 0x1p-125, 1e-5, "subnormals");
+    reference_destroy(&r);
+    ssd_data_fini(&data);
+}
+
+static void test_subnormals_are_zeros(void **state)
+{
+    (void)state;
+    for_each_backend(subnormals_run);
+}
+
 static void chunks_run(struct backend *b)
 {
     const struct ssd_case c = {"chunks", 4, 24, 20, 2, 1, DTYPE_F32, 0, INFINITY, 0.3, {300, 5, 64}};
@@ -417,6 +443,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_scan_equals_recurrence),
+        cmocka_unit_test(test_subnormals_are_zeros),
         cmocka_unit_test(test_chunks_differ_by_rounding_only),
         cmocka_unit_test(test_states_equal_recurrence),
         cmocka_unit_test(test_carry_continues_a_run),

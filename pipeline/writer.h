@@ -1,13 +1,14 @@
 /* Writes segments: takes rows, fills chunks, compresses them in threads, hands them to HDF5 in order,
  * commits.
  *
- * Three kinds of threads: the caller's, which puts rows into chunk buffers; workers, which compute
- * statistics, convert, shuffle and compress, at a priority a little below the caller's; and one that alone
- * calls HDF5, and also closes, syncs, renames and checksums, so that the caller goes on with the next unit.
+ * Four kinds of threads: the caller's, which puts rows into chunk buffers; workers, which compute
+ * statistics, convert, shuffle and compress, at a priority a little below the caller's; one that alone calls
+ * HDF5, up to the close of a segment's file; and one that syncs, checksums and renames the closed file while
+ * the next is written, one file at a time.
  * Chunks reach the file in the order in which the caller filled them: the bytes of a segment depend on its
  * rows alone. All memory is allocated at creation.
  *
- * A file under its final name is whole; how it gets there is in writer_segment.h. Failures are kept: the
+ * A file under its final name is whole; how it gets there is in writer_file.h. Failures are kept: the
  * first one is returned by the next call, and leaves no file behind but the temporary one, which is removed
  * where possible. */
 #ifndef ACTDUMP_PIPELINE_WRITER_H
@@ -71,7 +72,7 @@ struct writer_place {
     int64_t unit, dataset, row;
 };
 bool writer_find_nonfinite(struct writer *writer, struct writer_place *out);
-/* Seconds that the caller waited for workers, and that workers and the HDF5 thread worked. */
+/* Seconds that the caller waited for workers, and that workers, and those who write and name files, worked. */
 void writer_times(const struct writer *writer, double *waited_s, double *compressed_s, double *wrote_s);
 
 /* Tests: makes the n-th call of a kind from now fail as the system would (0 is the next; negative: none). */

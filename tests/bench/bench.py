@@ -99,11 +99,16 @@ def bench_models(a, results):
                 behind = results.add(["models", family, dtype, length], "store_tokens_s", r)
                 bare, capture, writing = (f"{r[name]:{form}}" if name in r else "-" for name, form in (
                     ("bare_tokens_s", ".0f"), ("cost_of_capture", ".1%"), ("cost_of_writing", ".1%")))
+                spread = ""
+                if a.rounds >= 5 and "share_quartiles" in r:
+                    (low, high), (least, most) = r["share_quartiles"], r["capture_quartiles"]
+                    spread = f"   share {low:.2f} to {high:.2f}, capture {least:.1%} to {most:.1%}"
                 print(f"{family:8}{dtype:10}{length:7}{r['gemm_tokens_s']:10.0f}{bare:>8}{r['forward_tokens_s']:9.0f}"
                       f"{r['store_tokens_s']:8.0f}{r['share_of_gemm_bound']:7.2f}{capture:>9}{writing:>9}{r['gemm_gflops']:9.0f}"
-                      f"{r['peak_mb']:9.0f}{behind}", flush=True)
+                      f"{r['peak_mb']:9.0f}{behind}{spread}", flush=True)
     print(f"tokens/s on {a.threads} threads; products: the matrix products alone; share: store over products; capture: over "
-          "bare; writing: over forward, a unit of the store while the one before it is committed\n", flush=True)
+          "bare; writing: over forward, a unit of the store while the one before it is committed; medians, and behind them "
+          "quartiles over the rounds where those are five or more\n", flush=True)
 
 
 def list_values(a, family):

@@ -162,15 +162,24 @@ static double write_again(const struct bench *b, const struct held *held, int n_
 
 /* ---------------------------------------------------------------- rounds */
 
+/* Every other round the other way round: what a pass leaves in caches is not always the same one's gain. */
 static void run_products_round(struct bench *b, struct rounds *r, int i)
 {
-    struct pass_result with_products = bench_run(b, PASS_PRODUCTS), bare = bench_run(b, PASS_BARE),
-                       dropped = bench_run(b, PASS_DROPPED), store = bench_run(b, PASS_NEXT_UNIT);
-    r->products[i] = with_products.products_s;
-    r->bare[i] = bare.seconds;
-    r->forward[i] = dropped.seconds;
-    r->store[i] = store.seconds;
-    r->tokens = store.tokens;
+    static const enum pass passes[] = {PASS_PRODUCTS, PASS_BARE, PASS_DROPPED, PASS_NEXT_UNIT};
+    enum { N_PASSES = sizeof passes / sizeof passes[0] };
+    for (int k = 0; k < N_PASSES; k++) {
+        enum pass pass = passes[i % 2 == 0 ? k : N_PASSES - 1 - k];
+        struct pass_result result = bench_run(b, pass);
+        r->tokens = result.tokens;
+        if (pass == PASS_PRODUCTS)
+            r->products[i] = result.products_s;
+        else if (pass == PASS_BARE)
+            r->bare[i] = result.seconds;
+        else if (pass == PASS_DROPPED)
+            r->forward[i] = result.seconds;
+        else
+            r->store[i] = result.seconds;
+    }
 }
 
 static void run_writer_round(struct bench *b, const struct held *held, struct rounds *r, int i)
@@ -183,13 +192,24 @@ static void run_writer_round(struct bench *b, const struct held *held, struct ro
     r->tokens = store.tokens;
 }
 
-/* Median over the rounds of a/b. */
-static double ratio(const double *a, const double *b, int n)
+/* Over the rounds. */
+struct spread {
+    double low, median, high; /* quartiles */
+};
+
+/* Of a/b. */
+static struct spread spread(const double *a, const double *b, int n)
 {
     double values[MAX_ROUNDS];
     for (int i = 0; i < n; i++)
         values[i] = a[i] / b[i];
-    return bench_median(values, n);
+    double median = bench_median(values, n); /* sorts */
+    return (struct spread){values[n / 4], median, values[n - 1 - n / 4]};
+}
+
+static double ratio(const double *a, const double *b, int n)
+{
+    return spread(a, b, n).median;
 }
 
 /* Median over the rounds of tokens/s. */
@@ -215,12 +235,14 @@ static void print_head(const struct bench *b, double peak_mb, double resident_mb
 static void print_products(const struct bench *b, const struct rounds *r, int n)
 {
     double products = rate(r, r->products, n);
-    printf(", \"gemm_tokens_s\": %.1f, \"gemm_gflops\": %.1f, \"bare_tokens_s\": %.1f, \"forward_tokens_s\": "
-           "%.1f, \"store_tokens_s\": %.1f, \"share_of_gemm_bound\": %.4f, \"cost_of_capture\": %.4f, "
-           "\"cost_of_writing\": %.4f",
-           products, products * 2e-9 * replica_gemm_flops_per_token(b->replica), rate(r, r->bare, n),
-           rate(r, r->forward, n), rate(r, r->store, n), ratio(r->products, r->store, n),
-           ratio(r->forward, r->bare, n) - 1, ratio(r->store, r->forward, n) - 1);
+    struct spread share = spread(r->products, r->store, n), capture = spread(r->forward, r->bare, n);
+    printf(
+        ", \"gemm_tokens_s\": %.1f, \"gemm_gflops\": %.1f, \"bare_tokens_s\": %.1f, \"forward_tokens_s\": "
+        "%.1f, \"store_tokens_s\": %.1f, \"share_of_gemm_bound\": %.4f, \"cost_of_capture\": %.4f, "
+        "\"cost_of_writing\": %.4f, \"share_quartiles\": [%.4f, %.4f], \"capture_quartiles\": [%.4f, %.4f]",
+        products, products * 2e-9 * replica_gemm_flops_per_token(b->replica), rate(r, r->bare, n),
+        rate(r, r->forward, n), rate(r, r->store, n), share.median, capture.median - 1,
+        ratio(r->store, r->forward, n) - 1, share.low, share.high, capture.low - 1, capture.high - 1);
 }
 
 /* What both on the same processors would allow is the harmonic sum: neither can have them twice. */

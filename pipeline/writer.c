@@ -366,7 +366,9 @@ enum status writer_collect(struct writer *w, bool wait, struct segment_record *r
                            struct error *error)
 {
     pthread_mutex_lock(&w->lock);
-    while (wait && w->first_done == NULL && w->n_pending > 0 && w->failure.status == STATUS_OK)
+    /* After a failure, too, a unit that was closed before is waited for. */
+    while (wait && w->first_done == NULL &&
+           (w->closing != NULL || (w->n_pending > 0 && w->failure.status == STATUS_OK)))
         pthread_cond_wait(&w->slot_freed, &w->lock);
     struct done *done = w->first_done;
     enum status status = done == NULL ? writer_tell_failure(w, error) : STATUS_OK;

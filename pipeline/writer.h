@@ -63,7 +63,8 @@ enum status writer_finish(struct writer *writer, int64_t n_tokens, struct error 
 /* Drops the unit begun last. */
 void writer_abandon(struct writer *writer);
 /* Takes the next committed unit's record: *have false where none is ready (wait false) or where none is
- * pending (wait true). The record is owned by the caller. */
+ * pending (wait true). The record is owned by the caller. After a failure the records of units that were
+ * whole before it come first. */
 enum status writer_collect(struct writer *writer, bool wait, struct segment_record *record, bool *have,
                            struct error *error);
 /* Where stop_on_nonfinite met the first such element: its unit, dataset and row in the unit. False where it
@@ -72,7 +73,8 @@ struct writer_place {
     int64_t unit, dataset, row;
 };
 bool writer_find_nonfinite(struct writer *writer, struct writer_place *out);
-/* Seconds that the caller waited for workers, and that workers, and those who write and name files, worked. */
+/* Seconds that the caller waited for workers, and that workers, and those who write and name files, worked.
+ */
 void writer_times(const struct writer *writer, double *waited_s, double *compressed_s, double *wrote_s);
 
 /* Tests: makes the n-th call of a kind from now fail as the system would (0 is the next; negative: none). */

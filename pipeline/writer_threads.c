@@ -293,7 +293,8 @@ static void pass_on_closing(struct writer *w, bool is_published, double seconds)
         writer_free_done(done);
 }
 
-/* A sync waits for the disk and a checksum reads all of a file: the next segment is written meanwhile. */
+/* A sync waits for the disk and a checksum reads all of a file: the next segment is written meanwhile. A
+ * failure of that one does not keep this one from its name. */
 static void *run_publisher(void *context)
 {
     struct writer *w = context;
@@ -303,12 +304,10 @@ static void *run_publisher(void *context)
     while ((done = await_closing(w)) != NULL) {
         double began = clock_seconds();
         struct error error = {0};
-        bool is_published = !has_failed(w);
-        if (is_published && writer_file_publish(&w->folder, &done->file, w->hash_buffer, &done->record,
-                                                &error) != STATUS_OK) {
-            is_published = false;
+        bool is_published =
+            writer_file_publish(&w->folder, &done->file, w->hash_buffer, &done->record, &error) == STATUS_OK;
+        if (!is_published)
             writer_keep_failure(w, &error);
-        }
         pass_on_closing(w, is_published, clock_seconds() - began);
     }
     return NULL;

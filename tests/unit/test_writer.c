@@ -560,6 +560,38 @@ static void test_failure_stays(void **state)
     remove_folder(folder);
 }
 
+/* The next unit's failure, which comes while this one is synced and named, costs this one nothing. */
+static void test_a_failure_spares_the_unit_before(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        struct made_up m;
+        struct writer *writer;
+        struct segment_record record = {0};
+        struct error error = {0};
+        char folder[PATH_BYTES];
+        bool have = false;
+        int n_hidden;
+        make_folder(folder);
+        made_up_init(&m, 1);
+        struct writer_options options = {.folder = folder, .n_threads = 1};
+        assert_int_equal(writer_create(&m.layout, &options, &writer, NULL), STATUS_OK);
+        writer_fail_at(WRITER_FAULT_CREATE, 1);
+        assert_int_equal(made_up_unit(&m, writer, 0, 1, NULL), STATUS_OK);
+        made_up_unit(&m, writer, 1, 1, NULL);
+        assert_int_equal(writer_collect(writer, true, &record, &have, &error), STATUS_OK);
+        assert_true(have);
+        assert_int_equal(record.unit, 0);
+        segment_record_fini(&record);
+        assert_int_equal(writer_collect(writer, true, &record, &have, &error), STATUS_RESOURCE);
+        writer_fail_at(WRITER_FAULT_CREATE, -1);
+        writer_destroy(writer);
+        assert_int_equal(count_files(folder, &n_hidden), 1);
+        assert_int_equal(n_hidden, 0);
+        remove_folder(folder);
+    }
+}
+
 /* A real limit on a file's size: HDF5 cannot close the file, and the process goes on all the same. */
 static void test_file_size_limit(void **state)
 {
@@ -610,13 +642,21 @@ const char *__lsan_default_suppressions(void)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shuffle_by_hand), cmocka_unit_test(test_shuffle_is_hdf5s),
-        cmocka_unit_test(test_frames),          cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_records),         cmocka_unit_test(test_bytes_do_not_depend_on_threads),
-        cmocka_unit_test(test_reserve),         cmocka_unit_test(test_abandon),
-        cmocka_unit_test(test_misuse),          cmocka_unit_test(test_no_folder),
-        cmocka_unit_test(test_out_of_memory),   cmocka_unit_test(test_every_failure),
-        cmocka_unit_test(test_failure_stays),   cmocka_unit_test(test_file_size_limit),
+        cmocka_unit_test(test_shuffle_by_hand),
+        cmocka_unit_test(test_shuffle_is_hdf5s),
+        cmocka_unit_test(test_frames),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_records),
+        cmocka_unit_test(test_bytes_do_not_depend_on_threads),
+        cmocka_unit_test(test_reserve),
+        cmocka_unit_test(test_abandon),
+        cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_no_folder),
+        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_every_failure),
+        cmocka_unit_test(test_failure_stays),
+        cmocka_unit_test(test_file_size_limit),
+        cmocka_unit_test(test_a_failure_spares_the_unit_before),
     };
     hdf5_start();
     return cmocka_run_group_tests(tests, NULL, NULL);

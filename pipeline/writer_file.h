@@ -46,8 +46,8 @@ enum status writer_file_publish(const struct writer_folder *folder, struct write
 /* Fine where there is none. */
 void writer_file_remove(struct writer_file *file);
 
-/* The unit's segment cannot be written for the system's reason. extra: more for the brackets, with its comma;
- * "": nothing. */
+/* The unit's segment cannot be written, for the system's reason or, where errnum is 0, one that only HDF5
+ * knows. extra: what the brackets say first, with a comma behind it; "": nothing. */
 enum status writer_file_error(const struct writer_folder *folder, int64_t unit, int errnum, const char *extra,
                               struct error *error);
 /* Puts the segment and the room left in front of what `call` said. */

@@ -105,9 +105,9 @@ enum status writer_segment_begin(struct writer_segment *s, int64_t unit, struct 
 
 /* ---------------------------------------------------------------- chunks */
 
-/* Sends what has come to the disk without waiting for it, so that the sync at the segment's end, during which
- * nothing else is written, has little left to do. A failure shows there: the descriptor has been open since
- * before. */
+/* Sends what has come to the disk without waiting for it, so that the sync of the closed segment, which the
+ * end of the next one waits for, has little left to do. A failure shows there: the descriptor has been open
+ * since before. */
 static void start_write_back(struct writer_segment *s)
 {
     if (s->chunk_bytes_written - s->chunk_bytes_started < WRITE_BACK_BYTES)

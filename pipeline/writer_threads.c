@@ -20,7 +20,6 @@ void writer_keep_failure(struct writer *w, const struct error *failure)
     if (w->failure.status == STATUS_OK)
         w->failure = *failure;
     pthread_cond_broadcast(&w->slot_freed);
-    pthread_cond_broadcast(&w->closing_changed);
     pthread_mutex_unlock(&w->lock);
 }
 

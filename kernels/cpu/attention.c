@@ -595,7 +595,6 @@ static void attend_patterns(struct backend *b, const struct attention_plan *plan
     {
         struct attention_scratch scratch =
             lay_out_scratch(plan, memory + (size_t)omp_get_thread_num() * plan->thread_floats);
-        unsigned before = simd_begin_flush();
         int64_t run = 0;
         for (int64_t from = 0; from < args->pattern_rows.n;) {
             struct pattern_tile tile = find_pattern_tile(plan, from, &run);
@@ -607,7 +606,6 @@ static void attend_patterns(struct backend *b, const struct attention_plan *plan
                 write_patterns(plan, &mine, &scratch);
             }
         }
-        simd_end_flush(before);
     }
 }
 
@@ -628,13 +626,11 @@ static void attention(struct backend *b, const struct attention_args *args)
         struct attention_scratch scratch =
             lay_out_scratch(&plan, memory + (size_t)omp_get_thread_num() * plan.thread_floats);
         struct task_cursor cursor = {0};
-        unsigned before = simd_begin_flush();
 #pragma omp for schedule(monotonic : dynamic)
         for (int64_t task = 0; task < n_tasks; task++) {
             struct query_tile tile = find_tile(&plan, &cursor, task);
             attend_tile(&plan, &tile, &scratch);
         }
-        simd_end_flush(before);
     }
     attend_patterns(b, &plan, memory);
 }

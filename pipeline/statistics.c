@@ -1,12 +1,17 @@
 #include "pipeline/statistics.h"
 
 #include "kernels/base/memory.h"
+#include "kernels/base/processors.h"
 
 #include <math.h>
 
 /* Rows are taken in groups of GROUP, each in tiles of TILE columns: a tile fits the first-level cache, is
  * converted to float32 once, and its sums go to memory once a group. */
 enum { GROUP = 4, TILE = 512 };
+
+/* What gather() is made of is compiled into it twice, for the baseline and for AVX2 without FMA: nothing is
+ * fused, and the loops say in which order numbers are added, so both give the same bits. */
+#define IN_GATHER static inline __attribute__((always_inline))
 
 /* One group's tile as float32, and where it lies. */
 struct tile {
@@ -63,7 +68,7 @@ void statistics_reset(struct statistics *s)
 
 /* Largest magnitude as bits: of float32 they order as the numbers do, and all that are not finite lie on top.
  */
-static uint32_t largest_bits(const float *x, int64_t n)
+IN_GATHER uint32_t largest_bits(const float *x, int64_t n)
 {
     int32_t most = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -75,7 +80,7 @@ static uint32_t largest_bits(const float *x, int64_t n)
     return (uint32_t)most;
 }
 
-static bool tile_is_finite(const struct tile *t, double *max_abs)
+IN_GATHER bool tile_is_finite(const struct tile *t, double *max_abs)
 {
     uint32_t most = 0;
     for (int r = 0; r < t->n_rows; r++) {
@@ -92,7 +97,7 @@ static bool tile_is_finite(const struct tile *t, double *max_abs)
 }
 
 /* Sum of squares in eight lanes, so that the compiler may vectorise without reordering on its own. */
-static double sum_squares(const float *x, int64_t n)
+IN_GATHER double sum_squares(const float *x, int64_t n)
 {
     double lanes[8] = {0};
     int64_t i = 0;
@@ -104,7 +109,7 @@ static double sum_squares(const float *x, int64_t n)
     return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
 }
 
-static void add_sums(const struct tile *t, double *restrict sum)
+IN_GATHER void add_sums(const struct tile *t, double *restrict sum)
 {
     if (t->n_rows == GROUP) {
         const float *a = t->rows[0], *b = t->rows[1], *c = t->rows[2], *d = t->rows[3];
@@ -117,7 +122,7 @@ static void add_sums(const struct tile *t, double *restrict sum)
             sum[i] += t->rows[r][i];
 }
 
-static void add_deviations(const struct tile *t, const double *restrict mean, double *restrict m2)
+IN_GATHER void add_deviations(const struct tile *t, const double *restrict mean, double *restrict m2)
 {
     if (t->n_rows == GROUP) {
         const float *a = t->rows[0], *b = t->rows[1], *c = t->rows[2], *d = t->rows[3];
@@ -182,7 +187,18 @@ struct source {
     float converted[GROUP][TILE];
 };
 
-static struct tile take_tile(struct source *in, int64_t row, int64_t column)
+IN_GATHER void widen(float *to, const char *from, enum dtype dtype, int64_t n)
+{
+    const uint16_t *half = (const uint16_t *)(const void *)from;
+    if (dtype != DTYPE_BF16) {
+        dtype_convert(to, DTYPE_F32, from, dtype, (size_t)n);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++)
+        to[i] = bf16_to_f32(half[i]);
+}
+
+IN_GATHER struct tile take_tile(struct source *in, int64_t row, int64_t column)
 {
     struct tile t = {.first_column = column, .first_row = in->first_row + row};
     t.n_rows = (int)(in->n_rows - row < GROUP ? in->n_rows - row : GROUP);
@@ -193,7 +209,7 @@ static struct tile take_tile(struct source *in, int64_t row, int64_t column)
         if (in->dtype == DTYPE_F32) {
             t.rows[r] = (const float *)(const void *)from;
         } else {
-            dtype_convert(in->converted[r], DTYPE_F32, from, in->dtype, (size_t)t.n_columns);
+            widen(in->converted[r], from, in->dtype, t.n_columns);
             t.rows[r] = in->converted[r];
         }
     }
@@ -201,7 +217,7 @@ static struct tile take_tile(struct source *in, int64_t row, int64_t column)
 }
 
 /* First pass: sums into s->mean, counts, norms and magnitude. Returns whether every element is finite. */
-static bool pass_sums(struct statistics *s, struct source *in)
+IN_GATHER bool pass_sums(struct statistics *s, struct source *in)
 {
     bool all_finite = true;
     double norms = 0;
@@ -229,7 +245,7 @@ static bool pass_sums(struct statistics *s, struct source *in)
     return all_finite;
 }
 
-static void pass_deviations(struct statistics *s, struct source *in, bool all_finite)
+IN_GATHER void pass_deviations(struct statistics *s, struct source *in, bool all_finite)
 {
     double unused = 0;
     for (int64_t row = 0; row < in->n_rows; row += GROUP)
@@ -242,6 +258,24 @@ static void pass_deviations(struct statistics *s, struct source *in, bool all_fi
         }
 }
 
+IN_GATHER void gather(struct statistics *s, struct source *in)
+{
+    bool all_finite = pass_sums(s, in);
+    for (int64_t i = 0; i < s->width; i++)
+        s->mean[i] = s->count[i] > 0 ? s->mean[i] / (double)s->count[i] : 0;
+    pass_deviations(s, in, all_finite);
+}
+
+static void gather_baseline(struct statistics *s, struct source *in)
+{
+    gather(s, in);
+}
+
+__attribute__((target("avx2"))) static void gather_avx2(struct statistics *s, struct source *in)
+{
+    gather(s, in);
+}
+
 void statistics_of(struct statistics *s, const void *rows, enum dtype dtype, int64_t n, int64_t first_row)
 {
     struct source in = {.rows = rows, .dtype = dtype, .n_rows = n, .width = s->width, .first_row = first_row};
@@ -249,10 +283,10 @@ void statistics_of(struct statistics *s, const void *rows, enum dtype dtype, int
     s->n_rows = n;
     for (int64_t i = 0; i < s->width; i++)
         s->count[i] = n;
-    bool all_finite = pass_sums(s, &in);
-    for (int64_t i = 0; i < s->width; i++)
-        s->mean[i] = s->count[i] > 0 ? s->mean[i] / (double)s->count[i] : 0;
-    pass_deviations(s, &in, all_finite);
+    if (processors_have_avx2())
+        gather_avx2(s, &in);
+    else
+        gather_baseline(s, &in);
 }
 
 /* ---------------------------------------------------------------- merging */

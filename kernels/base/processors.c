@@ -3,6 +3,7 @@
 #include <omp.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <strings.h>
 
 int processors_count(void)
 {
@@ -49,4 +50,10 @@ void processors_release_thread(void)
         CPU_FREE(set);
     }
     free(ids);
+}
+
+bool processors_have_avx2(void)
+{
+    const char *wanted = getenv("ACTDUMP_ISA");
+    return __builtin_cpu_supports("avx2") && (wanted == NULL || strcasecmp(wanted, "baseline") != 0);
 }

@@ -6,11 +6,17 @@
 #ifndef ACTDUMP_BASE_PROCESSORS_H
 #define ACTDUMP_BASE_PROCESSORS_H
 
+#include <stdbool.h>
+
 /* At least 1. */
 int processors_count(void);
 
 /* For a thread that is not OpenMP's, when it starts: lets it run wherever the process may. Nothing where
  * threads are not bound. */
 void processors_release_thread(void);
+
+/* Whether code that is compiled for AVX2 may run: false, too, where the environment variable ACTDUMP_ISA is
+ * "baseline". */
+bool processors_have_avx2(void);
 
 #endif

@@ -31,18 +31,19 @@ struct attention_plan {
     int keys;      /* of a tile */
     int64_t dims;  /* head_dim rounded up to whole vectors */
     int64_t rows;  /* n_queries * heads */
+    bool halves;   /* queries and keys stay in bfloat16 for the scores, two of them a float's place */
     size_t q_floats, o_floats, row_floats, k_floats, v_floats, s_floats;
     size_t thread_floats;
 };
 
 /* One thread's working memory. */
 struct attention_scratch {
-    float *q;       /* [rows, head_dim], scaled */
+    float *q;       /* [rows, head_dim], scaled; plan->halves: [rows, head_dim / 2] */
     float *o;       /* [rows, dims], sums of weights * values */
     float *largest; /* [rows] score so far */
     float *total;   /* [rows] of weights */
     float *factor;  /* [rows] that o and total are multiplied by in this tile */
-    float *k;       /* panels of the keys' transpose, depth head_dim */
+    float *k;       /* panels of the keys' transpose, depth head_dim; plan->halves: head_dim / 2 */
     float *v;       /* panels of the values, depth keys */
     float *s;       /* [GROUP_ROWS, keys] */
 };
@@ -146,7 +147,7 @@ static struct attention_scratch lay_out_scratch(const struct attention_plan *pla
     return scratch;
 }
 
-/* The tile's queries times `scale`, and the sums at their start. */
+/* The tile's queries times `scale` (plan->halves: as they are), and the sums at their start. */
 static void load_queries(const struct attention_plan *plan, const struct query_tile *tile, float scale,
                          struct attention_scratch *scratch)
 {
@@ -156,6 +157,10 @@ static void load_queries(const struct attention_plan *plan, const struct query_t
     for (int64_t i = 0; i < tile->n_queries; i++) {
         struct tensor q = tensor_cols(args->q, tile->first_head * dim, width);
         const void *from = tensor_row(&q, tile->run->start + get_query(tile, i));
+        if (plan->halves) {
+            memcpy(scratch->q + i * width / 2, from, (size_t)width * sizeof(uint16_t));
+            continue;
+        }
         for (int64_t c = 0; c < width; c += SIMD_WIDTH)
             simd_write(scratch->q + i * width, DTYPE_F32, c, width,
                        simd_read(from, q.dtype, c, width) * scale);
@@ -176,7 +181,10 @@ static void load_keys(const struct attention_plan *plan, const struct query_tile
     struct tensor k = tensor_cols(args->k, tile->kv_head * dim, dim),
                   v = tensor_cols(args->v, tile->kv_head * dim, dim);
 
-    tile_pack_transposed(scratch->k, tensor_row(&k, row), k.dtype, k.stride, n, dim);
+    if (plan->halves)
+        tile_pack_transposed(scratch->k, tensor_row(&k, row), DTYPE_F32, k.stride / 2, n, dim / 2);
+    else
+        tile_pack_transposed(scratch->k, tensor_row(&k, row), k.dtype, k.stride, n, dim);
     if (with_values)
         tile_pack(scratch->v, tensor_row(&v, row), v.dtype, v.stride, n, dim);
 }
@@ -226,25 +234,73 @@ static struct row_group cut_group(const struct attention_args *args, const struc
     return group;
 }
 
+/* One block's scores of the panel that begins at the tile's key c. */
+static struct tile_product plan_scores(const struct attention_plan *plan, const struct row_group *group,
+                                       const struct row_block *block, int64_t c,
+                                       const struct attention_scratch *scratch)
+{
+    int64_t depth = plan->halves ? plan->args->head_dim / 2 : plan->args->head_dim;
+
+    return (struct tile_product){
+        .left = {.at = scratch->q + block->row * depth, .row_step = depth, .depth_step = 1},
+        .panel = scratch->k + c * depth,
+        .depth = depth,
+        .to = scratch->s + (block->row - group->first_row) * plan->keys + c,
+        .stride = plan->keys};
+}
+
+static bool sees_panel(const struct row_block *block, int64_t c)
+{
+    return c + TILE_COLS > block->seen.low && c < block->seen.high;
+}
+
 /* Scores of the group's rows; panels that a block does not see are left as they are. */
 static void compute_scores(const struct attention_plan *plan, const struct row_group *group,
                            const struct attention_scratch *scratch)
 {
-    int64_t dim = plan->args->head_dim;
+    for (int64_t c = group->seen.low / TILE_COLS * TILE_COLS; c < group->seen.high; c += TILE_COLS)
+        for (int b = 0; b < group->n; b++) {
+            struct tile_product product = plan_scores(plan, group, &group->blocks[b], c, scratch);
+            if (sees_panel(&group->blocks[b], c))
+                TILE_CALL(group->blocks[b].rows, 2, tile_product_set, &product);
+        }
+}
+
+#if SIMD_WIDTH == 16
+/* The same of queries and keys as they are, in half the time. */
+TILE_TARGET_BF16 static void compute_scores_of_halves(const struct attention_plan *plan,
+                                                      const struct row_group *group,
+                                                      const struct attention_scratch *scratch)
+{
+    float scale = plan->args->scale * LOG2_E;
 
     for (int64_t c = group->seen.low / TILE_COLS * TILE_COLS; c < group->seen.high; c += TILE_COLS)
         for (int b = 0; b < group->n; b++) {
-            const struct row_block *block = &group->blocks[b];
-            struct tile_product product = {
-                .left = {.at = scratch->q + block->row * dim, .row_step = dim, .depth_step = 1},
-                .panel = scratch->k + c * dim,
-                .depth = dim,
-                .to = scratch->s + (block->row - group->first_row) * plan->keys + c,
-                .stride = plan->keys};
-            if (c + TILE_COLS > block->seen.low && c < block->seen.high)
-                TILE_CALL(block->rows, 2, tile_product_set, &product);
+            struct tile_product product = plan_scores(plan, group, &group->blocks[b], c, scratch);
+            if (sees_panel(&group->blocks[b], c))
+                TILE_CALL(group->blocks[b].rows, 2, tile_product_set_bf16, &product, scale);
         }
 }
+
+/* Two elements of a head's row make a word, wherever its row begins. */
+static bool can_take_halves(const struct backend *b, const struct attention_args *args)
+{
+    return cpu_get_const(b)->fast_bf16 && args->q.dtype == DTYPE_BF16 && args->k.dtype == DTYPE_BF16 &&
+           args->head_dim % 2 == 0 && args->k.stride % 2 == 0 && (uintptr_t)args->k.data % sizeof(float) == 0;
+}
+#else
+static void compute_scores_of_halves(const struct attention_plan *plan, const struct row_group *group,
+                                     const struct attention_scratch *scratch)
+{
+    (void)plan, (void)group, (void)scratch;
+}
+
+static bool can_take_halves(const struct backend *b, const struct attention_args *args)
+{
+    (void)b, (void)args;
+    return false;
+}
+#endif
 
 static void fill(float *s, int64_t from, int64_t to, float value)
 {
@@ -379,7 +435,10 @@ static void attend_tile(const struct attention_plan *plan, const struct query_ti
             int64_t ahead = clip(next + PREFETCH_KEYS, next, keys.high);
             prefetch_keys(plan, tile, next, ahead);
             next = ahead;
-            compute_scores(plan, &group, scratch);
+            if (plan->halves)
+                compute_scores_of_halves(plan, &group, scratch);
+            else
+                compute_scores(plan, &group, scratch);
             weigh_group(plan, tile, &group, first, n, scratch);
             add_values(plan, &group, n, scratch);
         }
@@ -621,6 +680,7 @@ static void attention(struct backend *b, const struct attention_args *args)
     int64_t n_tasks = 0;
     for (int64_t i = 0; i < args->runs.n; i++)
         n_tasks += count_tiles(&plan, &args->runs.list[i]) * args->n_kv_heads * plan.parts;
+    plan.halves = can_take_halves(b, args);
 #pragma omp parallel num_threads(b->n_threads)
     {
         struct attention_scratch scratch =
@@ -632,6 +692,7 @@ static void attention(struct backend *b, const struct attention_args *args)
             attend_tile(&plan, &tile, &scratch);
         }
     }
+    plan.halves = false;
     attend_patterns(b, &plan, memory);
 }
 

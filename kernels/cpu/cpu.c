@@ -161,6 +161,13 @@ static bool has_bf16_products(enum cpu_isa isa)
     return isa == CPU_AVX512 && __builtin_cpu_supports("avx512bf16");
 }
 
+/* Of the processors that have the instructions, AMD's (Zen 4) multiply twice what they do in float32; Intel's
+ * without AMX half of it (Emerald Rapids: 84 against 169 GFLOP/s a core). */
+static bool has_fast_bf16(enum cpu_isa isa)
+{
+    return has_bf16_products(isa) && __builtin_cpu_is("amd");
+}
+
 /* The best set of the machine, or a lesser one that ACTDUMP_ISA names. */
 static enum status choose_isa(enum cpu_isa *out, struct error *error)
 {
@@ -207,6 +214,7 @@ enum status backend_create_cpu(int n_threads, struct backend **out, struct error
     TRY(memory_allocate(&memory, sizeof(struct cpu_backend), "the CPU backend", error));
     struct cpu_backend *cpu = memory;
     cpu->isa = isa;
+    cpu->fast_bf16 = has_fast_bf16(isa);
     cpu->base.is_host = true;
     cpu->base.n_threads = n_threads > 0 ? n_threads : processors_count();
     snprintf(cpu->base.name, sizeof cpu->base.name, "cpu (%s, %d thread%s)", isa_names[isa],

@@ -21,6 +21,7 @@ struct cpu_backend {
     struct backend base; /* first: a struct backend * is one of these */
     struct backend_ops ops;
     enum cpu_isa isa;
+    bool fast_bf16; /* AVX512_BF16 multiplies twice what FMA does in float32 */
     struct gemm *gemm;
     void *scratch;
     size_t scratch_bytes;
@@ -69,6 +70,11 @@ static inline int64_t cpu_find_row(const struct row_list *rows, int64_t row)
 static inline struct cpu_backend *cpu_get(struct backend *b)
 {
     return (struct cpu_backend *)b;
+}
+
+static inline const struct cpu_backend *cpu_get_const(const struct backend *b)
+{
+    return (const struct cpu_backend *)b;
 }
 
 /* Working memory of one operation, aligned to MEMORY_ALIGNMENT, its contents unknown; the next operation may

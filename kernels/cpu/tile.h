@@ -190,6 +190,42 @@ SIMD_INLINE void tile_product_add(int rows, int vectors, const struct tile_produ
     tile_store(rows, vectors, &sums, p->to, p->stride);
 }
 
+#if SIMD_WIDTH == 16
+/* Products of bfloat16 summed in float32, where the processor has them (AVX512_BF16; it takes numbers below
+ * 2^-126 for zeros): two elements of depth that follow each other lie in one 32-bit word, on the left and in
+ * panels, so `depth` counts words. Callers carry the same target. */
+#define TILE_TARGET_BF16 __attribute__((target("avx512bf16")))
+
+/* to = left * panel * scale. For TILE_CALL. */
+TILE_TARGET_BF16 SIMD_INLINE void tile_product_set_bf16(int rows, int vectors, const struct tile_product *p,
+                                                        float scale)
+{
+    struct tile_sums sums;
+
+    tile_zero(rows, vectors, &sums);
+    for (int64_t k = 0; k < p->depth; k++) {
+        __m512bh right[2];
+        TILE_UNROLL
+        for (int v = 0; v < vectors; v++)
+            right[v] = (__m512bh)simd_load(p->panel + k * TILE_COLS + v * SIMD_WIDTH);
+        TILE_UNROLL
+        for (int r = 0; r < rows; r++) {
+            __m512bh value = (__m512bh)simd_set(p->left.at[r * p->left.row_step + k * p->left.depth_step]);
+            TILE_UNROLL
+            for (int v = 0; v < vectors; v++)
+                sums.at[r][v] = _mm512_dpbf16_ps(sums.at[r][v], value, right[v]);
+        }
+    }
+    TILE_UNROLL
+    for (int r = 0; r < rows; r++) {
+        TILE_UNROLL
+        for (int v = 0; v < vectors; v++)
+            sums.at[r][v] *= scale;
+    }
+    tile_store(rows, vectors, &sums, p->to, p->stride);
+}
+#endif
+
 /* Panels of `rows` rows (the depth) of a matrix whose row r starts at from + r * stride elements. */
 SIMD_INLINE void tile_pack(float *panels, const void *from, enum dtype dtype, int64_t stride, int64_t rows,
                            int64_t cols)

@@ -34,6 +34,11 @@ static const struct attention_case attention_cases[] = {
     {"window 64", 4, 2, 24, 64, 0, DTYPE_F32, {500, 64, 65}, 1},
     {"window past the run", 4, 2, 24, 1000, 0, DTYPE_F32, {300}, 1},
     {"window 100, bfloat16", 4, 2, 128, 100, 0, DTYPE_BF16, {333}, 4},
+    {"sharp, bfloat16", 2, 1, 32, 0, 0, DTYPE_BF16, {400}, 30},
+    {"head_dim 2, bfloat16", 2, 2, 2, 0, 0, DTYPE_BF16, {65, 1}, 1},
+    {"wide heads, bfloat16", 2, 1, 190, 0, 0, DTYPE_BF16, {151}, 1},
+    {"past, bfloat16", 4, 2, 80, 0, 151, DTYPE_BF16, {100, 21}, 1},
+    {"past under a window, bfloat16", 4, 2, 40, 47, 151, DTYPE_BF16, {100, 20}, 1},
     {"past", 4, 2, 40, 0, 150, DTYPE_F32, {100, 20}, 1},
     {"past under a window", 4, 2, 40, 48, 150, DTYPE_F32, {100, 20}, 1},
 };
@@ -269,6 +274,7 @@ static void all_patterns_run(struct backend *b)
     const struct attention_case plain = {"plain", 4, 2, 24, 0, 0, DTYPE_F32, {80, 10, 30}, 1};
     const struct attention_case windowed = {"window", 4, 2, 64, 20, 0, DTYPE_F32, {80, 10, 30}, 1};
     const struct attention_case half = {"bfloat16", 3, 1, 33, 0, 0, DTYPE_BF16, {80, 10, 30}, 1};
+    const struct attention_case even = {"bfloat16, even", 3, 1, 34, 30, 0, DTYPE_BF16, {80, 10, 30}, 1};
     const struct attention_case carried = {"past", 4, 2, 24, 0, 50, DTYPE_F32, {80, 10, 30}, 1};
 
     patterns_run(b, &plain, DTYPE_F32, 0);
@@ -276,6 +282,7 @@ static void all_patterns_run(struct backend *b)
     patterns_run(b, &windowed, DTYPE_F32, 11);
     patterns_run(b, &half, DTYPE_BF16, 5);
     patterns_run(b, &half, DTYPE_F32, 5);
+    patterns_run(b, &even, DTYPE_F32, 5);
     patterns_run(b, &carried, DTYPE_F32, 7);
 }
 
@@ -332,14 +339,14 @@ static void test_halves_equal_the_whole(void **state)
 }
 
 /* Other tokens in one run leave the other runs' bits alone, even where they are not finite. */
-static void neighbours_run(struct backend *b)
+static void neighbours_of_dtype_run(struct backend *b, enum dtype dtype)
 {
-    const struct attention_case c = {"neighbours", 6, 2, 24, 0, 0, DTYPE_F32, {70, 50, 90}, 1};
+    const struct attention_case c = {"neighbours", 6, 2, 24, 0, 0, dtype, {70, 50, 90}, 1};
     struct attention_data data;
 
     attention_data_init(&data, &c);
     b->ops->attention(b, &data.args);
-    struct guarded y = guarded_create(DTYPE_F32, data.y.t.rows, data.y.t.cols, 0);
+    struct guarded y = guarded_create(dtype, data.y.t.rows, data.y.t.cols, 0);
     struct tensor first = data.args.y;
     for (int64_t r = 70; r < 120; r++)
         for (int64_t i = 0; i < data.k.t.cols; i++) {
@@ -354,6 +361,12 @@ static void neighbours_run(struct backend *b)
     attention_data_fini(&data);
 }
 
+static void neighbours_run(struct backend *b)
+{
+    neighbours_of_dtype_run(b, DTYPE_F32);
+    neighbours_of_dtype_run(b, DTYPE_BF16);
+}
+
 static void test_neighbours_are_untouched(void **state)
 {
     (void)state;
@@ -361,14 +374,14 @@ static void test_neighbours_are_untouched(void **state)
 }
 
 /* What a query may not see does not reach it, however large; what it sees does. */
-static void hidden_keys_run(struct backend *b)
+static void hidden_keys_of_dtype_run(struct backend *b, enum dtype dtype)
 {
-    const struct attention_case c = {"hidden", 3, 1, 20, 40, 0, DTYPE_F32, {200}, 1};
+    const struct attention_case c = {"hidden", 3, 1, 20, 40, 0, dtype, {200}, 1};
     struct attention_data data;
 
     attention_data_init(&data, &c);
     b->ops->attention(b, &data.args);
-    struct guarded y = guarded_create(DTYPE_F32, data.y.t.rows, data.y.t.cols, 0);
+    struct guarded y = guarded_create(dtype, data.y.t.rows, data.y.t.cols, 0);
     struct tensor first = data.args.y;
     for (int64_t i = 0; i < data.k.t.cols; i++)
         element_set(&data.v.t, 101, i, 1e30f);
@@ -380,6 +393,12 @@ static void hidden_keys_run(struct backend *b)
         assert_true(element_get(&y.t, r, 0) > 1e20);
     guarded_destroy(&y);
     attention_data_fini(&data);
+}
+
+static void hidden_keys_run(struct backend *b)
+{
+    hidden_keys_of_dtype_run(b, DTYPE_F32);
+    hidden_keys_of_dtype_run(b, DTYPE_BF16);
 }
 
 static void test_hidden_keys_do_not_leak(void **state)

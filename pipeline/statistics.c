@@ -9,8 +9,8 @@
  * converted to float32 once, and its sums go to memory once a group. */
 enum { GROUP = 4, TILE = 512 };
 
-/* What gather() is made of is compiled into it twice, for the baseline and for AVX2 without FMA: nothing is
- * fused, and the loops say in which order numbers are added, so both give the same bits. */
+/* What gather() is made of is compiled into it twice, for the baseline and for AVX2. Nothing is fused
+ * (-ffp-contract=off), and the loops say in which order numbers are added, so both give the same bits. */
 #define IN_GATHER static inline __attribute__((always_inline))
 
 /* One group's tile as float32, and where it lies. */

@@ -104,20 +104,37 @@ static void softplus_gate_elements(const struct tensor *x, const struct tensor *
     }
 }
 
-/* One gate for each head of head_dim elements. */
-static void softplus_gate_heads(const struct tensor *x, const struct tensor *gate, int head_dim,
-                                const struct tensor *y, int64_t row)
+/* One gate for each head of head_dim elements: as many at once as a vector holds. */
+SIMD_INLINE void softplus_gate_heads(const struct tensor *x, const struct tensor *gate, int head_dim,
+                                     const struct tensor *y, int64_t row, const enum dtype x_dtype,
+                                     const enum dtype y_dtype)
 {
+    const void *x_row = simd_row(x, row), *gate_row = simd_row(gate, row);
+    void *y_row = simd_row(y, row);
+    float factors[SIMD_WIDTH];
     for (int64_t head = 0; head < gate->cols; head++) {
-        struct tensor x_head = tensor_cols(*x, head * head_dim, head_dim);
-        struct tensor y_head = tensor_cols(*y, head * head_dim, head_dim);
-        const void *x_row = simd_row(&x_head, row);
-        void *y_row = simd_row(&y_head, row);
-        float value = simd_read(simd_row(gate, row), gate->dtype, head, head + 1)[0];
-        vfloat factor = simd_softplus(simd_set(value));
-        for (int64_t i = 0; i < head_dim; i += SIMD_WIDTH)
-            simd_write(y_row, y->dtype, i, head_dim, simd_read(x_row, x->dtype, i, head_dim) * factor);
+        if (head % SIMD_WIDTH == 0)
+            simd_store(factors, simd_softplus(simd_read(gate_row, gate->dtype, head, gate->cols)));
+        const vfloat factor = simd_set(factors[head % SIMD_WIDTH]);
+        int64_t i = head * head_dim, end = i + head_dim;
+        for (; i + SIMD_WIDTH <= end; i += SIMD_WIDTH)
+            simd_put(y_row, y_dtype, i, simd_get(x_row, x_dtype, i) * factor);
+        if (i < end)
+            simd_put_tail(y_row, y_dtype, i, end, simd_get_tail(x_row, x_dtype, i, end) * factor);
     }
+}
+
+static void softplus_gate_row(const struct tensor *x, const struct tensor *gate, int head_dim,
+                              const struct tensor *y, int64_t row)
+{
+    if (gate->cols == x->cols)
+        softplus_gate_elements(x, gate, y, row);
+    else if (x->dtype == DTYPE_F32 && y->dtype == DTYPE_F32)
+        softplus_gate_heads(x, gate, head_dim, y, row, DTYPE_F32, DTYPE_F32);
+    else if (x->dtype == DTYPE_BF16 && y->dtype == DTYPE_BF16)
+        softplus_gate_heads(x, gate, head_dim, y, row, DTYPE_BF16, DTYPE_BF16);
+    else
+        softplus_gate_heads(x, gate, head_dim, y, row, x->dtype, y->dtype);
 }
 
 static void cpu_softplus_gate(struct backend *b, struct tensor x, struct tensor gate, int head_dim,
@@ -126,12 +143,8 @@ static void cpu_softplus_gate(struct backend *b, struct tensor x, struct tensor 
     if (cpu_has_failed(b))
         return;
 #pragma omp parallel for num_threads(b->n_threads)
-    for (int64_t row = 0; row < y.rows; row++) {
-        if (gate.cols == x.cols)
-            softplus_gate_elements(&x, &gate, &y, row);
-        else
-            softplus_gate_heads(&x, &gate, head_dim, &y, row);
-    }
+    for (int64_t row = 0; row < y.rows; row++)
+        softplus_gate_row(&x, &gate, head_dim, &y, row);
 }
 
 void CPU_NAME(cpu_fill_elementwise)(struct backend_ops *ops);

@@ -118,9 +118,15 @@ SIMD_INLINE vuint simd_bf16_bits(vfloat v)
 {
     vuint bits = (vuint)v;
     vuint rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+#if defined(__AVX512F__)
+    __mmask16 is_none = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    return (vuint)_mm512_mask_or_epi32((__m512i)rounded, is_none, (__m512i)bits,
+                                       _mm512_set1_epi32(0x00400000));
+#else
     vuint quiet = bits | 0x00400000u;
     vuint is_number = (vuint)(v == v);
     return (rounded & is_number) | (quiet & ~is_number);
+#endif
 }
 
 SIMD_INLINE vfloat simd_round_bf16(vfloat v)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench import LAYERS, prepare
+from bench import FAMILIES, prepare
 
 HERE = Path(__file__).resolve().parent
 
@@ -112,7 +112,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--program", type=Path, required=True)
     p.add_argument("--folder", type=Path, required=True)
-    p.add_argument("--families", default=",".join(LAYERS))
+    p.add_argument("--families", default=",".join(FAMILIES))
     p.add_argument("--dtypes", default="float32,bfloat16")
     p.add_argument("--length", type=int, default=512)
     p.add_argument("--tokens", type=int, default=4096)

@@ -246,7 +246,7 @@ static void silu_case_run(struct backend *b, const struct shape_case *c)
     guarded_destroy(&activation);
 }
 
-/* Each row of heads of 1, 3 or 16 elements, and a gate for every element. */
+/* Each row of heads of 1, 3, 16 or 40 elements, and a gate for every element. */
 static void softplus_gate_run(struct backend *b, const struct shape_case *c, int head_dim)
 {
     uint64_t seed = 13;
@@ -280,6 +280,7 @@ static void elementwise_run(struct backend *b)
         softplus_gate_run(b, &shape_cases[i], 1);
         softplus_gate_run(b, &shape_cases[i], 3);
         softplus_gate_run(b, &shape_cases[i], 16);
+        softplus_gate_run(b, &shape_cases[i], 40);
     }
 }
 

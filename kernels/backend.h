@@ -86,7 +86,8 @@ struct selective_scan_args {
  * h / (H / G) of B and C:
  *   beta = clamp(softplus(dt + dt_bias), limit)    S = exp(beta * A) * S + beta * B (outer) x
  *   y = C . S + D * x                                                                      all in float32
- * On a CPU this and selective_scan take numbers below 2^-126 for zeros, read and made. */
+ * On a CPU this and selective_scan take numbers below 2^-126 for zeros, read and made; attention does so in
+ * scores of bfloat16 where the processor multiplies those itself. */
 struct ssd_scan_args {
     struct tensor x;      /* [T, H * P] */
     struct tensor dt;     /* [T, H] before bias and softplus */

@@ -187,6 +187,7 @@ struct source {
     float converted[GROUP][TILE];
 };
 
+/* bfloat16 here and not by dtype_convert, which is compiled for the baseline alone. */
 IN_GATHER void widen(float *to, const char *from, enum dtype dtype, int64_t n)
 {
     const uint16_t *half = (const uint16_t *)(const void *)from;

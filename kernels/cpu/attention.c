@@ -25,25 +25,25 @@
 
 struct attention_plan {
     const struct attention_args *args;
-    int n_queries; /* of a task */
-    int heads;     /* query heads of a task */
-    int parts;     /* tasks that a key/value head's query heads are split over */
-    int keys;      /* of a tile */
-    int64_t dims;  /* head_dim rounded up to whole vectors */
-    int64_t rows;  /* n_queries * heads */
-    bool halves;   /* queries and keys stay in bfloat16 for the scores, two of them a float's place */
+    int n_queries;    /* of a task */
+    int heads;        /* query heads of a task */
+    int parts;        /* tasks that a key/value head's query heads are split over */
+    int keys;         /* of a tile */
+    int64_t dims;     /* head_dim rounded up to whole vectors */
+    int64_t rows;     /* n_queries * heads */
+    bool bf16_scores; /* queries and keys stay in bfloat16, two elements in a float's place */
     size_t q_floats, o_floats, row_floats, k_floats, v_floats, s_floats;
     size_t thread_floats;
 };
 
 /* One thread's working memory. */
 struct attention_scratch {
-    float *q;       /* [rows, head_dim], scaled; plan->halves: [rows, head_dim / 2] */
+    float *q;       /* [rows, head_dim], scaled; plan->bf16_scores: [rows, head_dim / 2] */
     float *o;       /* [rows, dims], sums of weights * values */
     float *largest; /* [rows] score so far */
     float *total;   /* [rows] of weights */
     float *factor;  /* [rows] that o and total are multiplied by in this tile */
-    float *k;       /* panels of the keys' transpose, depth head_dim; plan->halves: head_dim / 2 */
+    float *k;       /* panels of the keys' transpose, depth head_dim; plan->bf16_scores: head_dim / 2 */
     float *v;       /* panels of the values, depth keys */
     float *s;       /* [GROUP_ROWS, keys] */
 };
@@ -147,7 +147,7 @@ static struct attention_scratch lay_out_scratch(const struct attention_plan *pla
     return scratch;
 }
 
-/* The tile's queries times `scale` (plan->halves: as they are), and the sums at their start. */
+/* The tile's queries times `scale` (plan->bf16_scores: as they are), and the sums at their start. */
 static void load_queries(const struct attention_plan *plan, const struct query_tile *tile, float scale,
                          struct attention_scratch *scratch)
 {
@@ -157,7 +157,7 @@ static void load_queries(const struct attention_plan *plan, const struct query_t
     for (int64_t i = 0; i < tile->n_queries; i++) {
         struct tensor q = tensor_cols(args->q, tile->first_head * dim, width);
         const void *from = tensor_row(&q, tile->run->start + get_query(tile, i));
-        if (plan->halves) {
+        if (plan->bf16_scores) {
             memcpy(scratch->q + i * width / 2, from, (size_t)width * sizeof(uint16_t));
             continue;
         }
@@ -181,7 +181,7 @@ static void load_keys(const struct attention_plan *plan, const struct query_tile
     struct tensor k = tensor_cols(args->k, tile->kv_head * dim, dim),
                   v = tensor_cols(args->v, tile->kv_head * dim, dim);
 
-    if (plan->halves)
+    if (plan->bf16_scores)
         tile_pack_transposed(scratch->k, tensor_row(&k, row), DTYPE_F32, k.stride / 2, n, dim / 2);
     else
         tile_pack_transposed(scratch->k, tensor_row(&k, row), k.dtype, k.stride, n, dim);
@@ -239,7 +239,7 @@ static struct tile_product plan_scores(const struct attention_plan *plan, const 
                                        const struct row_block *block, int64_t c,
                                        const struct attention_scratch *scratch)
 {
-    int64_t depth = plan->halves ? plan->args->head_dim / 2 : plan->args->head_dim;
+    int64_t depth = plan->bf16_scores ? plan->args->head_dim / 2 : plan->args->head_dim;
 
     return (struct tile_product){
         .left = {.at = scratch->q + block->row * depth, .row_step = depth, .depth_step = 1},
@@ -267,10 +267,10 @@ static void compute_scores(const struct attention_plan *plan, const struct row_g
 }
 
 #if SIMD_WIDTH == 16
-/* The same of queries and keys as they are, in half the time. */
-TILE_TARGET_BF16 static void compute_scores_of_halves(const struct attention_plan *plan,
-                                                      const struct row_group *group,
-                                                      const struct attention_scratch *scratch)
+/* The same by products of bfloat16, half as many. The scale comes last: in queries it would be rounded. */
+TILE_TARGET_BF16 static void compute_scores_bf16(const struct attention_plan *plan,
+                                                 const struct row_group *group,
+                                                 const struct attention_scratch *scratch)
 {
     float scale = plan->args->scale * LOG2_E;
 
@@ -283,19 +283,19 @@ TILE_TARGET_BF16 static void compute_scores_of_halves(const struct attention_pla
 }
 
 /* Two elements of a head's row make a word, wherever its row begins. */
-static bool can_take_halves(const struct backend *b, const struct attention_args *args)
+static bool can_score_bf16(struct backend *b, const struct attention_args *args)
 {
-    return cpu_get_const(b)->fast_bf16 && args->q.dtype == DTYPE_BF16 && args->k.dtype == DTYPE_BF16 &&
+    return cpu_get(b)->fast_bf16 && args->q.dtype == DTYPE_BF16 && args->k.dtype == DTYPE_BF16 &&
            args->head_dim % 2 == 0 && args->k.stride % 2 == 0 && (uintptr_t)args->k.data % sizeof(float) == 0;
 }
 #else
-static void compute_scores_of_halves(const struct attention_plan *plan, const struct row_group *group,
-                                     const struct attention_scratch *scratch)
+static void compute_scores_bf16(const struct attention_plan *plan, const struct row_group *group,
+                                const struct attention_scratch *scratch)
 {
     (void)plan, (void)group, (void)scratch;
 }
 
-static bool can_take_halves(const struct backend *b, const struct attention_args *args)
+static bool can_score_bf16(struct backend *b, const struct attention_args *args)
 {
     (void)b, (void)args;
     return false;
@@ -435,8 +435,8 @@ static void attend_tile(const struct attention_plan *plan, const struct query_ti
             int64_t ahead = clip(next + PREFETCH_KEYS, next, keys.high);
             prefetch_keys(plan, tile, next, ahead);
             next = ahead;
-            if (plan->halves)
-                compute_scores_of_halves(plan, &group, scratch);
+            if (plan->bf16_scores)
+                compute_scores_bf16(plan, &group, scratch);
             else
                 compute_scores(plan, &group, scratch);
             weigh_group(plan, tile, &group, first, n, scratch);
@@ -680,7 +680,7 @@ static void attention(struct backend *b, const struct attention_args *args)
     int64_t n_tasks = 0;
     for (int64_t i = 0; i < args->runs.n; i++)
         n_tasks += count_tiles(&plan, &args->runs.list[i]) * args->n_kv_heads * plan.parts;
-    plan.halves = can_take_halves(b, args);
+    plan.bf16_scores = can_score_bf16(b, args);
 #pragma omp parallel num_threads(b->n_threads)
     {
         struct attention_scratch scratch =
@@ -692,7 +692,7 @@ static void attention(struct backend *b, const struct attention_args *args)
             attend_tile(&plan, &tile, &scratch);
         }
     }
-    plan.halves = false;
+    plan.bf16_scores = false; /* scores that are captured have another scale, and are few */
     attend_patterns(b, &plan, memory);
 }
 

@@ -72,11 +72,6 @@ static inline struct cpu_backend *cpu_get(struct backend *b)
     return (struct cpu_backend *)b;
 }
 
-static inline const struct cpu_backend *cpu_get_const(const struct backend *b)
-{
-    return (const struct cpu_backend *)b;
-}
-
 /* Working memory of one operation, aligned to MEMORY_ALIGNMENT, its contents unknown; the next operation may
  * have the same bytes. CPU_SCRATCH_BYTES are there from the start; more is allocated at the first need and
  * kept. NULL when there is no more memory: the backend has failed then. Call it outside parallel regions. */

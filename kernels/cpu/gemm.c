@@ -219,6 +219,11 @@ static bool is_transposed(const dnnl_memory_desc_t *md)
            blocking->strides[1] == md->dims[0];
 }
 
+static bool is_packed(const dnnl_memory_desc_t *md)
+{
+    return md->format_kind != dnnl_blocked || md->format_desc.blocking.inner_nblks > 0;
+}
+
 /* The layout that products of full tiles want. The library's products for other row counts take it too: its
  * blocked layouts are told apart by n and k alone. */
 static dnnl_status_t choose_layout(const struct gemm *gemm, int64_t n, int64_t k, enum dtype kept,
@@ -333,6 +338,7 @@ static enum status fill_matrix(struct gemm *gemm, const struct tensor *w, struct
     dnnl_memory_t memory;
     TRY(check(dnnl_memory_create(&memory, &layout, gemm->engine, matrix->data), "viewing weights", error));
     matrix->memory = memory;
+    matrix->packed = is_packed(&layout);
     if (!dnnl_memory_desc_equal(&layout, &plain))
         return pack_through_copy(gemm, w, matrix, &plain, error);
     convert_rows(gemm, w, matrix->compute, matrix->kept, matrix->data);

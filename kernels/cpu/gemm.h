@@ -27,7 +27,9 @@ struct matrix {
     enum dtype compute; /* the load's dtype */
     enum dtype
         kept;     /* what the product runs in: float32 for bfloat16 loads where the CPU has no such product */
-    void *data;   /* packed as the library asked for; owned */
+    bool packed;  /* in blocks that the library multiplies from as they lie; else each product copies the
+                   * matrix into such blocks first (oneDNN 2.6 without AVX-512) */
+    void *data;   /* as the library asked for; owned */
     void *memory; /* the library's view of it (dnnl_memory_t); owned */
 };
 

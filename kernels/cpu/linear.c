@@ -254,13 +254,15 @@ static void work_alone(struct backend *b, const struct worker *all, char *scratc
  * vocabulary, on many threads), threads work together. */
 #define MAX_COPIES_BYTES (4 * CPU_SCRATCH_BYTES)
 
-/* Parts of a thread: of OWN_ROWS rows or more, at most MAX_PARTS. */
+/* Parts of a thread: of OWN_ROWS rows or more, at most MAX_PARTS. Where each product copies the weights
+ * before it multiplies, twice as many rows share a copy (Zen 3, AVX2, two threads, float32, parts of 512 rows
+ * over parts of 256: mamba-130m 1.10 to 1.2 times as fast, bamba's bench checkpoint 1.05, jamba's 1.02). */
 #define MAX_PARTS 4
 
-static int count_parts(int64_t n_rows, int n_threads)
+static int count_parts(const struct matrix *w, int64_t n_rows, int n_threads)
 {
-    int64_t parts = n_rows / (n_threads * (int64_t)OWN_ROWS);
-    return parts < MAX_PARTS ? (int)parts : MAX_PARTS;
+    int64_t rows = w->packed ? OWN_ROWS : 2 * OWN_ROWS, parts = n_rows / (n_threads * rows);
+    return parts > MAX_PARTS ? MAX_PARTS : parts < 1 ? 1 : (int)parts;
 }
 
 /* Runs `work` on products with w (one of those of a group, which are alike) that have n_rows rows. */
@@ -277,7 +279,7 @@ static void divide_work(struct backend *b, const struct matrix *w, int64_t n_row
     if (scratch == NULL)
         return;
     if (n_workers > 1)
-        work_alone(b, &all, scratch, bytes, count_parts(n_rows, b->n_threads), work, context);
+        work_alone(b, &all, scratch, bytes, count_parts(w, n_rows, b->n_threads), work, context);
     else
         work_together(b, &all, scratch, work, context);
 }

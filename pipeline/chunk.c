@@ -3,6 +3,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#define ZSTD_STATIC_LINKING_ONLY /* for ZSTD_c_literalCompressionMode, a parameter like others since 1.4 */
 #include <zstd.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -131,9 +132,38 @@ void chunk_compressor_destroy(struct chunk_compressor *compressor)
     ZSTD_freeCCtx(context_of(compressor));
 }
 
-enum status chunk_compress(struct chunk_compressor *compressor, void *to, size_t room, const void *from,
-                           size_t bytes, size_t *packed, struct error *error)
+#if ZSTD_VERSION_NUMBER < 10500
+#define ZSTD_ps_auto ZSTD_lcm_auto
+#define ZSTD_ps_enable ZSTD_lcm_huffman
+#endif
+
+/* Bytes that level 1 goes on by where it finds no match, at first. */
+#define FLOAT_STEP 8
+
+/* Shuffled floats hardly repeat: what there is to gain is in the frequencies of signs and exponents, which
+ * Huffman's code takes, and level 1 spends half of its time on looking for matches that it does not find or
+ * that cost more than they save. Longer steps leave some of those out; zstd then stops coding literals as
+ * well, unless told not to. A step of 8, residual stream of 768 columns (Zen 3): float32 at 493 MB/s for 409,
+ * ratio 1.191 for 1.188; bfloat16 at 394 for 275, 1.472 for 1.462; a small trained model's, 773 for 491 and
+ * 366 for 260, the same within 0.2 %; unpacking is as fast or faster. Decays, keys and queries of small
+ * models grow by 1 to 3 %. Steps of 128 do 721 and 589 MB/s, but miss what does repeat: embeddings of the
+ * same tokens took twice the room. Other levels are as they were asked for; where a zstd does not know the
+ * parameter, level 1 is what it is. */
+static void suit_content(ZSTD_CCtx *context, enum chunk_content content)
 {
+    int level = 0;
+    if (ZSTD_isError(ZSTD_CCtx_getParameter(context, ZSTD_c_compressionLevel, &level)) || level != 1)
+        return;
+    bool steps = content == CHUNK_FLOATS;
+    size_t code = ZSTD_CCtx_setParameter(context, ZSTD_c_literalCompressionMode,
+                                         steps ? (int)ZSTD_ps_enable : (int)ZSTD_ps_auto);
+    ZSTD_CCtx_setParameter(context, ZSTD_c_targetLength, steps && !ZSTD_isError(code) ? FLOAT_STEP : 0);
+}
+
+enum status chunk_compress(struct chunk_compressor *compressor, enum chunk_content content, void *to,
+                           size_t room, const void *from, size_t bytes, size_t *packed, struct error *error)
+{
+    suit_content(context_of(compressor), content);
     size_t code = ZSTD_compress2(context_of(compressor), to, room, from, bytes);
     if (ZSTD_isError(code))
         return zstd_error(error, STATUS_RESOURCE, code, "compress a chunk");

@@ -16,12 +16,15 @@ void chunk_unshuffle(void *to, const void *from, size_t element_bytes, size_t by
 /* Most bytes that a frame of `bytes` takes. */
 size_t chunk_bound(size_t bytes);
 
+/* What a chunk's elements are. */
+enum chunk_content { CHUNK_INTEGERS, CHUNK_FLOATS };
+
 struct chunk_compressor; /* a zstd context */
 enum status chunk_compressor_create(int level, struct chunk_compressor **out, struct error *error);
 void chunk_compressor_destroy(struct chunk_compressor *compressor); /* NULL is fine */
-/* Packs into `to` of `room` bytes, at least chunk_bound. */
-enum status chunk_compress(struct chunk_compressor *compressor, void *to, size_t room, const void *from,
-                           size_t bytes, size_t *packed, struct error *error);
+/* Packs shuffled elements into `to` of `room` bytes, at least chunk_bound. */
+enum status chunk_compress(struct chunk_compressor *compressor, enum chunk_content content, void *to,
+                           size_t room, const void *from, size_t bytes, size_t *packed, struct error *error);
 /* Unpacks one frame that must hold exactly `bytes`, end where the input ends, and carry a checksum that fits.
  */
 enum status chunk_decompress(void *to, size_t bytes, const void *from, size_t packed, struct error *error);

@@ -27,6 +27,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_ROUNDS = 64, MAX_SETS = 16, MAX_OPS = 96 };
 
@@ -355,6 +356,7 @@ int main(int argc, char **argv)
         return STATUS_USAGE;
     }
     bench_open(&bench, options.path, options.sets, options.n_sets);
+    sync(); /* a commit would else wait for what others wrote before, a checkpoint just made for one */
     if (options.serve)
         serve(&bench);
     else if (options.quick)

@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zstd.h>
 
 #include <cmocka.h>
 
@@ -151,7 +152,9 @@ static void test_frames(void **state)
     for (size_t i = 0; i < sizeof in; i++)
         in[i] = (uint8_t)(made_up_mix(3, (int64_t)i, 1) & 15);
     assert_int_equal(chunk_compressor_create(1, &compressor, NULL), STATUS_OK);
-    assert_int_equal(chunk_compress(compressor, packed, sizeof packed, in, sizeof in, &n, NULL), STATUS_OK);
+    assert_int_equal(
+        chunk_compress(compressor, CHUNK_INTEGERS, packed, sizeof packed, in, sizeof in, &n, NULL),
+        STATUS_OK);
     assert_int_equal(chunk_decompress(out, sizeof out, packed, n, NULL), STATUS_OK);
     assert_memory_equal(in, out, sizeof in);
     void *any = chunk_unpack_any(packed, n, &n_any);
@@ -171,6 +174,69 @@ static void test_frames(void **state)
     assert_null(chunk_unpack_any(packed, 3, &n_any));
     chunk_compressor_destroy(compressor);
     chunk_compressor_destroy(NULL);
+}
+
+/* zstd's own level 1, as its plain interface has it, with a checksum. */
+static size_t pack_plain(int level, const void *from, size_t bytes, void *to, size_t room)
+{
+    ZSTD_CCtx *context = ZSTD_createCCtx();
+    ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, level);
+    ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1);
+    size_t n = ZSTD_compress2(context, to, room, from, bytes);
+    ZSTD_freeCCtx(context);
+    assert_false(ZSTD_isError(n));
+    return n;
+}
+
+/* Floats of noise take no more than zstd's level 1 makes of them, and a tenth less than they are, which only
+ * their exponents' frequencies give; zeros take next to nothing; integers, and floats at other levels, are
+ * what zstd makes of them by itself, whatever the same compressor did before. */
+static void test_frames_by_content(void **state)
+{
+    enum { N = 65536, BYTES = N * 4 };
+    static float floats[N];
+    static uint8_t shuffled[BYTES], packed[BYTES + 8192], plain[BYTES + 8192], out[BYTES];
+    size_t n = 0;
+    (void)state;
+    for (int i = 0; i < N; i++) { /* a sum of four uniform numbers is nearly normal */
+        double sum = 0;
+        for (int k = 0; k < 4; k++)
+            sum += (double)made_up_mix(17, i, k) * 0x1p-24 - 0.5;
+        floats[i] = (float)sum;
+    }
+    for (int level = 1; level <= 3; level += 2) {
+        struct chunk_compressor *compressor = NULL;
+        assert_int_equal(chunk_compressor_create(level, &compressor, NULL), STATUS_OK);
+        for (int round = 0; round < 2; round++) {
+            chunk_shuffle(shuffled, floats, 4, BYTES);
+            assert_int_equal(
+                chunk_compress(compressor, CHUNK_FLOATS, packed, sizeof packed, shuffled, BYTES, &n, NULL),
+                STATUS_OK);
+            assert_int_equal(chunk_decompress(out, BYTES, packed, n, NULL), STATUS_OK);
+            assert_memory_equal(out, shuffled, BYTES);
+            size_t n_plain = pack_plain(level, shuffled, BYTES, plain, sizeof plain);
+            if (level == 1)
+                assert_true(n <= n_plain && n < BYTES * 9 / 10);
+            else
+                assert_true(n == n_plain && memcmp(packed, plain, n) == 0);
+
+            for (int i = 0; i < N; i++)
+                ((uint32_t *)(void *)out)[i] = (uint32_t)(i / 3);
+            chunk_shuffle(shuffled, out, 4, BYTES);
+            assert_int_equal(
+                chunk_compress(compressor, CHUNK_INTEGERS, packed, sizeof packed, shuffled, BYTES, &n, NULL),
+                STATUS_OK);
+            n_plain = pack_plain(level, shuffled, BYTES, plain, sizeof plain);
+            assert_int_equal(n, n_plain);
+            assert_memory_equal(packed, plain, n);
+        }
+        memset(shuffled, 0, BYTES);
+        assert_int_equal(
+            chunk_compress(compressor, CHUNK_FLOATS, packed, sizeof packed, shuffled, BYTES, &n, NULL),
+            STATUS_OK);
+        assert_true(n < 200);
+        chunk_compressor_destroy(compressor);
+    }
 }
 
 /* ---------------------------------------------------------------- what is written */
@@ -645,6 +711,7 @@ int main(void)
         cmocka_unit_test(test_shuffle_by_hand),
         cmocka_unit_test(test_shuffle_is_hdf5s),
         cmocka_unit_test(test_frames),
+        cmocka_unit_test(test_frames_by_content),
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_records),
         cmocka_unit_test(test_bytes_do_not_depend_on_threads),

@@ -16,8 +16,8 @@ void chunk_unshuffle(void *to, const void *from, size_t element_bytes, size_t by
 /* Most bytes that a frame of `bytes` takes. */
 size_t chunk_bound(size_t bytes);
 
-/* What a chunk's elements are. */
-enum chunk_content { CHUNK_INTEGERS, CHUNK_FLOATS };
+/* What a chunk holds: floats of any width are packed in less time, see chunk.c. */
+enum chunk_content { CHUNK_ANYTHING, CHUNK_FLOATS };
 
 struct chunk_compressor; /* a zstd context */
 enum status chunk_compressor_create(int level, struct chunk_compressor **out, struct error *error);

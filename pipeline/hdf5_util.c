@@ -82,7 +82,7 @@ static size_t zstd_filter(unsigned flags, size_t n_values, const unsigned values
         void *out = malloc(bound);
         int level = n_values > 0 ? (int)values[0] : 1;
         if (out == NULL || chunk_compressor_create(level, &compressor, NULL) != STATUS_OK ||
-            chunk_compress(compressor, CHUNK_INTEGERS, out, bound, *buffer, bytes, &packed, NULL) !=
+            chunk_compress(compressor, CHUNK_ANYTHING, out, bound, *buffer, bytes, &packed, NULL) !=
                 STATUS_OK) {
             free(out);
             packed = 0;

@@ -82,7 +82,7 @@ static enum status pack_slot(struct writer *w, struct slot *slot, struct chunk_c
         return STATUS_OK;
     chunk_shuffle(slot->shuffled, stored, size, bytes);
     chunk->bytes = slot->packed;
-    return chunk_compress(compressor, dtype_is_float(d->dtype) ? CHUNK_FLOATS : CHUNK_INTEGERS, slot->packed,
+    return chunk_compress(compressor, dtype_is_float(d->dtype) ? CHUNK_FLOATS : CHUNK_ANYTHING, slot->packed,
                           chunk_bound(bytes), slot->shuffled, bytes, &chunk->n_bytes, error);
 }
 

@@ -535,17 +535,26 @@ static float rounded(double value, enum dtype dtype)
     return dtype == DTYPE_BF16 ? bf16_to_f32(f32_to_bf16((float)value)) : (float)value;
 }
 
+/* All elements as they are multiplied: rounded to `dtype`, row by row without gaps. */
+static double *rounded_elements(const struct tensor *t, enum dtype dtype)
+{
+    double *values = doubles_copy(t);
+    for (int64_t i = 0; i < t->rows * t->cols; i++)
+        values[i] = (double)rounded(values[i], dtype);
+    return values;
+}
+
 /* want = x w^T + bias + addend in float64; slack = the sum of the terms' sizes, which bounds float32's error.
  */
 static void reference_linear(const struct linear_case *c, const struct tensor *x, const struct tensor *w,
                              const float *bias, const struct tensor *addend, double *want, double *slack)
 {
+    double *xs = rounded_elements(x, c->compute), *ws = rounded_elements(w, c->compute);
     for (int64_t t = 0; t < c->rows; t++)
         for (int64_t j = 0; j < c->n; j++) {
             double sum = bias == NULL ? 0 : (double)bias[j], size = fabs(sum);
             for (int64_t i = 0; i < c->k; i++) {
-                double term = (double)rounded(element_get(x, t, i), c->compute) *
-                              (double)rounded(element_get(w, j, i), c->compute);
+                double term = xs[t * c->k + i] * ws[j * c->k + i];
                 sum += term;
                 size += fabs(term);
             }
@@ -553,6 +562,8 @@ static void reference_linear(const struct linear_case *c, const struct tensor *x
             want[t * c->n + j] = sum + plus;
             slack[t * c->n + j] = size + fabs(plus);
         }
+    free(xs);
+    free(ws);
 }
 
 /* Elements within `share` of the sum of their terms' sizes, plus half a last place of a bfloat16 output. */

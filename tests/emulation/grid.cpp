@@ -37,6 +37,7 @@ struct warp_pending {
 };
 
 static std::vector<thread> threads;
+static std::vector<uint32_t> gone; /* of each warp: the lanes that have ended or are past the block's end */
 static std::vector<warp_pending> pending;
 static unsigned running; /* index of the thread whose turn it is */
 static bool faulted;
@@ -166,10 +167,9 @@ static warp_pending *join(warp_call &call, unsigned warp)
         if (p.warp == warp && p.first->mask == call.mask && p.first->kind == call.kind &&
             p.first->line == call.line && p.first->file == call.file)
             return &p;
-    warp_pending p = {};
-    p.warp = warp;
-    p.first = &call;
-    pending.push_back(p);
+    pending.emplace_back();
+    pending.back().warp = warp;
+    pending.back().first = &call;
     return &pending.back();
 }
 
@@ -180,16 +180,11 @@ static bool check_mask(const warp_call &call, unsigned warp, unsigned lane)
               base_name(call.file), call.line, lane, call.mask);
         return false;
     }
-    for (unsigned other = 0; other < warp_size; other++) {
-        unsigned index = warp * warp_size + other;
-        if ((call.mask >> other & 1) != 0 &&
-            (index >= threads.size() || threads[index].state == THREAD_DONE)) {
-            fault("%s:%d: mask %08x names lane %u of warp %u, which has ended", base_name(call.file),
-                  call.line, call.mask, other, warp);
-            return false;
-        }
-    }
-    return true;
+    uint32_t missing = (uint32_t)call.mask & gone[warp];
+    if (missing != 0)
+        fault("%s:%d: mask %08x names lane %d of warp %u, which has ended", base_name(call.file), call.line,
+              call.mask, __builtin_ctz(missing), warp);
+    return missing == 0;
 }
 
 void warp_arrive(warp_call &call)
@@ -229,6 +224,7 @@ static void run_bodies(void *)
     for (;;) {
         (*body)();
         threads[running].state = THREAD_DONE;
+        gone[running / warp_size] |= 1u << running % warp_size;
         threads[running].stack = nullptr;
         if (next_turn == last_turn || threads[*next_turn].state != THREAD_NEW)
             return;
@@ -334,6 +330,9 @@ static void check_shared_fence(size_t shared_bytes)
 static void run_block(size_t shared_bytes, const std::vector<unsigned> &order)
 {
     threads.assign(order.size(), thread{THREAD_NEW, nullptr, nullptr, 0, 0});
+    gone.assign((order.size() + warp_size - 1) / warp_size, 0);
+    if (order.size() % warp_size != 0)
+        gone.back() = ~0u << order.size() % warp_size;
     memset(shared, 0xff, shared_bytes);
     memset(shared + shared_bytes, fence_byte, shared_fence);
     faulted = false;
